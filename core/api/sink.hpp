@@ -1,0 +1,109 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// Weight sinks: where a worker wants its weights.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/api/buffers.hpp"
+#include "core/api/model.hpp"
+#include "core/api/registry.hpp"
+#include "core/plan/problem.hpp"
+
+namespace m2n {
+
+enum class Mode : std::uint8_t {
+  direct,    ///< Regions land in live model storage.
+  fallback,  ///< The worker receives the full tensor and hands it to load_weights.
+};
+std::string_view to_string(Mode mode);
+
+/// A sink's decision about one parameter. The layout covers every worker of the deployment.
+struct Resolution {
+  Mode mode = Mode::direct;
+  Side side;
+  bool cast = false;   ///< The sink wants another dtype, and agrees to the cast.
+  std::string reason;  ///< For a person: why this mode.
+};
+
+/// A whole tensor on its way into load_weights.
+struct FullTensor {
+  std::string_view name;
+  DType dtype = DType::f32;
+  Shape shape;
+  const std::byte* data =
+      nullptr;  ///< Compact, row-major; valid until the next tensor is asked for.
+};
+
+/// Full tensors in declared order, made as they are asked for.
+class TensorStream {
+ public:
+  virtual ~TensorStream() = default;
+  virtual std::optional<FullTensor> next() = 0;
+};
+
+/// A live parameter of a worker, to be looked at.
+struct LiveParameter {
+  std::string name;
+  DType dtype = DType::f32;
+  Shape shape;  ///< Local.
+  LocalBuffer buffer;
+};
+
+/// The weights of one worker rank. A round: begin(), then regions land in lend()ed buffers, then
+/// load_weights() once if anything fell back, then commit() or roll_back().
+///
+/// - Collective: no; but resolve() gives the same answer on every worker.
+/// - Threads: one thread at a time.
+/// - Memory: the sink owns the buffers that it lends; their addresses never change.
+/// - Streams: none here; device sinks state theirs.
+/// - Errors: Error{bad_argument} naming parameter and box.
+class WeightSink {
+ public:
+  WeightSink() = default;
+  WeightSink(const WeightSink&) = delete;
+  WeightSink& operator=(const WeightSink&) = delete;
+  virtual ~WeightSink() = default;
+
+  /// Registry name, e.g. "inplace".
+  virtual std::string_view name() const noexcept = 0;
+
+  /// One resolution a parameter, in order. Called once, before anything else.
+  virtual std::vector<Resolution> resolve(std::span<const ParamSpec> params) = 0;
+
+  /// Zeroes what nobody feeds, and marks the weights as being written.
+  virtual void begin(std::uint64_t version) = 0;
+  /// One loan a parameter that resolve() called direct, in order; the others have no slots.
+  virtual std::vector<ParamLoan> lend() = 0;
+  /// Takes every tensor of @p stream. Sinks without fallback are never called.
+  virtual void load_weights(TensorStream& stream) = 0;
+  /// The weights are version @p version from here on.
+  virtual void commit(std::uint64_t version) = 0;
+  /// The round failed. Weights are the last committed version, or marked invalid.
+  virtual void roll_back() noexcept = 0;
+
+  /// Version of the last commit; nothing when there was none, or the weights are invalid.
+  virtual std::optional<std::uint64_t> version() const noexcept = 0;
+  /// What the worker keeps, for checks and dumps. Empty for a sink that keeps nothing.
+  virtual std::vector<LiveParameter> live() = 0;
+};
+
+/// What a sink is made from: either models (one a worker) or the sides of a problem file.
+struct SinkContext {
+  Options options;
+  Rank rank = 0;                                           ///< In the world.
+  Rank first_worker = 0;                                   ///< World rank of worker 0.
+  std::shared_ptr<const std::vector<WorkerModel>> models;  ///< By worker; null with declared.
+  std::vector<Resolution> declared;                        ///< Of a problem file.
+};
+using SinkRegistry = Registry<WeightSink, SinkContext>;
+
+}  // namespace m2n

@@ -1,0 +1,43 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// Copies one strided region of host memory to another, with a cast where the types differ.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/tensor/dtype.hpp"
+#include "core/tensor/shape.hpp"
+
+namespace m2n {
+
+/// A box of elements between two strided views. Values only: addresses are given apart, so that
+/// one region serves any pair of buffers.
+struct StridedCopy {
+  Shape extents;
+  Strides source_strides;       ///< In elements; zero and negative strides are allowed.
+  Strides destination_strides;  ///< In elements; must not map two elements to one address.
+  DType source_dtype = DType::u8;
+  DType destination_dtype = DType::u8;
+
+  std::uint64_t source_item_bytes() const { return bytes_of(source_dtype); }
+  std::uint64_t destination_item_bytes() const { return bytes_of(destination_dtype); }
+};
+
+/// The same copy with fewer dimensions: extents of 1 dropped, dimensions that are adjacent on both
+/// sides merged, the rest ordered so that the destination's smallest stride is innermost.
+/// An empty region keeps one dimension of extent 0; a single element has no dimension.
+StridedCopy simplify(const StridedCopy& region);
+
+/// Copies every element of @p region. Any alignment. The two sides must not overlap.
+/// Contiguous rows move by memcpy, or past the caches when @p bypass_cache is set (worth it for
+/// regions far larger than the last-level cache); equal item sizes of 1, 2, 4 and 8 bytes have
+/// their own loops; different dtypes are cast (see cast.hpp).
+/// @param source,destination  Address of the region's first element.
+/// @throws Error{bad_argument} when the dtypes differ and there is no cast between them.
+void copy_region(const StridedCopy& region, const std::byte* source, std::byte* destination,
+                 bool bypass_cache = false);
+
+}  // namespace m2n
