@@ -69,6 +69,11 @@ class Layout {
   /// Slots in use: one more than the largest View::buffer.
   std::uint32_t slot_count() const noexcept { return slot_count_; }
 
+  /// True for meshes and flat buffers: the ranks together hold every element.
+  bool covers_by_design() const noexcept { return flat_ || !mesh_.empty(); }
+  /// True for meshes and flat buffers: no two elements of a rank share an address.
+  bool compact_by_design() const noexcept { return flat_ || !mesh_.empty(); }
+
   /// Shape of the rank's compact local tensor, and its pieces there (see CompactShard). A rank that
   /// holds nothing of a mesh layout keeps its other extents, e.g. [0, 4].
   CompactShard compact(Rank rank) const;

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/plan/atoms.hpp"
 #include "core/plan/plan.hpp"
 
 namespace m2n {
@@ -22,6 +23,9 @@ struct GeometryGroup {
 
 /// Groups in the order of their first parameter. Cost: linear in parameters and distinct layouts.
 std::vector<GeometryGroup> group_by_geometry(const Problem& problem);
+
+/// The group's atoms. @throws Error{bad_plan} naming the parameter and the box that nobody holds.
+Atoms make_atoms(const Problem& problem, const GeometryGroup& group);
 
 /// Collects a plan and digests it on the way. With @p only set, moves that do not touch that rank
 /// are dropped as soon as they are digested: the rank's own program is the same, and so is the

@@ -53,8 +53,7 @@ class Problem {
  public:
   /// Validates everything that does not depend on a planner:
   /// unique names; equal shapes; dtypes that are byte sized and equal, or castable with cast set;
-  /// every destination element held by some source; no two elements of a rank's destination at one
-  /// address.
+  /// every element held by some source; no two elements of a rank's destination at one address.
   /// @throws Error{bad_argument}, naming the parameter, the rank and the box.
   static Problem make(std::vector<Parameter> parameters);
 
@@ -72,9 +71,6 @@ class Problem {
   const BufferTable& buffers(Role role) const;
   /// Bytes that each buffer of @p role needs on @p rank, by index; 0 where it holds nothing.
   std::vector<std::uint64_t> buffer_bytes(Role role, Rank rank) const;
-
-  /// Canonical JSON of the whole problem: equal problems have equal text.
-  std::string canonical_json() const;
 
  private:
   std::vector<Parameter> parameters_;

@@ -1,0 +1,251 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#include "core/plan/plan.hpp"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "core/error.hpp"
+
+namespace m2n {
+
+Rank Pattern::rank_of(std::uint32_t holding) const {
+  const std::uint32_t sources = geometry.source_count();
+  if (holding < sources) {
+    return geometry.source->pieces()[holding].rank;
+  }
+  const std::uint32_t destinations = geometry.destination_count();
+  if (holding < sources + destinations) {
+    return geometry.destination->pieces()[holding - sources].rank;
+  }
+  return scratch[holding - sources - destinations].rank;
+}
+
+Role Pattern::role_of(std::uint32_t holding) const {
+  const std::uint32_t sources = geometry.source_count();
+  if (holding < sources) {
+    return Role::source;
+  }
+  return holding < sources + geometry.destination_count() ? Role::destination : Role::scratch;
+}
+
+const Box& Pattern::box_of(std::uint32_t holding) const {
+  const std::uint32_t sources = geometry.source_count();
+  if (holding < sources) {
+    return geometry.source->pieces()[holding].piece.box;
+  }
+  const std::uint32_t destinations = geometry.destination_count();
+  if (holding < sources + destinations) {
+    return geometry.destination->pieces()[holding - sources].piece.box;
+  }
+  return scratch[holding - sources - destinations].box;
+}
+
+std::uint64_t Pattern::move_bytes(const Move& move) const {
+  return static_cast<std::uint64_t>(boxes[move.box].volume()) *
+         bytes_of(geometry.destination->dtype());
+}
+
+namespace {
+
+/// A holding's piece and dtype; scratch is row-major over its box.
+std::pair<Piece, DType> piece_of(const Pattern& pattern, std::uint32_t holding) {
+  const std::uint32_t sources = pattern.geometry.source_count();
+  if (holding < sources) {
+    return {pattern.geometry.source->pieces()[holding].piece, pattern.geometry.source->dtype()};
+  }
+  const DType dtype = pattern.geometry.destination->dtype();
+  const std::uint32_t destinations = pattern.geometry.destination_count();
+  if (holding < sources + destinations) {
+    return {pattern.geometry.destination->pieces()[holding - sources].piece, dtype};
+  }
+  const ScratchPiece& scratch = pattern.scratch[holding - sources - destinations];
+  return {{scratch.box, {0, scratch.offset_bytes, row_major(scratch.box.extents())}}, dtype};
+}
+
+/// What does not depend on the parameter: the region with slots for buffers, and a stage counted
+/// from 0.
+Region region_of(const Pattern& pattern, const Move& move) {
+  const auto [from, from_dtype] = piece_of(pattern, move.from);
+  const auto [to, to_dtype] = piece_of(pattern, move.to);
+  const Box& box = pattern.boxes[move.box];
+  const View from_view = narrow(from, box, bytes_of(from_dtype));
+  const View to_view = narrow(to, box, bytes_of(to_dtype));
+  Region region;
+  region.stage = move.stage;
+  region.from = {pattern.rank_of(move.from), pattern.role_of(move.from), from_view.buffer,
+                 from_view.offset_bytes};
+  region.to = {pattern.rank_of(move.to), pattern.role_of(move.to), to_view.buffer,
+               to_view.offset_bytes};
+  region.copy = simplify({box.extents(), from_view.strides, to_view.strides, from_dtype, to_dtype});
+  region.bytes = pattern.move_bytes(move);
+  return region;
+}
+
+void set_buffer(Endpoint& end, const Problem& problem, std::uint32_t parameter) {
+  if (end.role != Role::scratch) {
+    end.buffer = problem.buffers(end.role).of_parameter[parameter][end.buffer];
+  }
+}
+
+bool contiguous(const StridedCopy& copy) {
+  return copy.extents.empty() || (copy.extents.size() == 1 && copy.source_strides[0] == 1 &&
+                                  copy.destination_strides[0] == 1);
+}
+
+std::uint64_t from_bytes(const Region& region) {
+  return static_cast<std::uint64_t>(element_count(region.copy.extents)) *
+         region.copy.source_item_bytes();
+}
+
+/// Extends @p last by @p next when they follow one another on both sides.
+bool merge(Region& last, const Region& next) {
+  const auto same_place = [](const Endpoint& a, const Endpoint& b) {
+    return a.rank == b.rank && a.role == b.role && a.buffer == b.buffer;
+  };
+  if (last.stage != next.stage || !same_place(last.from, next.from) ||
+      !same_place(last.to, next.to) || last.copy.source_dtype != next.copy.source_dtype ||
+      last.copy.destination_dtype != next.copy.destination_dtype || !contiguous(last.copy) ||
+      !contiguous(next.copy) ||
+      last.from.offset_bytes + from_bytes(last) != next.from.offset_bytes ||
+      last.to.offset_bytes + last.bytes != next.to.offset_bytes) {
+    return false;
+  }
+  last.copy.extents = {element_count(last.copy.extents) + element_count(next.copy.extents)};
+  last.copy.source_strides = {1};
+  last.copy.destination_strides = {1};
+  last.bytes += next.bytes;
+  return true;
+}
+
+/// Sorts by stage, then peer, and merges neighbours. Both ends of a pair see the same sequence, so
+/// they merge alike.
+void order_and_merge(std::vector<Region>& regions, Endpoint Region::*peer_end) {
+  const auto peer = [&](const Region& region) { return (region.*peer_end).rank; };
+  std::stable_sort(regions.begin(), regions.end(), [&](const Region& a, const Region& b) {
+    return std::pair(a.stage, peer(a)) < std::pair(b.stage, peer(b));
+  });
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < regions.size(); ++i) {
+    if (kept > 0 && merge(regions[kept - 1], regions[i])) {
+      continue;
+    }
+    if (kept != i) {
+      regions[kept] = regions[i];
+    }
+    ++kept;
+  }
+  regions.resize(kept);
+}
+
+}  // namespace
+
+Program make_program(const Plan& plan, const Problem& problem, Rank rank) {
+  Program program;
+  program.rank = rank;
+  program.world_size = problem.world_size();
+  program.stage_count = plan.stage_count;
+  program.plan_digest = plan.digest;
+
+  std::vector<std::vector<Region>> own(plan.patterns.size());  // of each pattern
+  for (std::size_t p = 0; p < plan.patterns.size(); ++p) {
+    const Pattern& pattern = plan.patterns[p];
+    for (const Move& move : pattern.moves) {
+      if (pattern.rank_of(move.from) == rank || pattern.rank_of(move.to) == rank) {
+        own[p].push_back(region_of(pattern, move));
+      }
+    }
+    for (const ScratchPiece& piece : pattern.scratch) {
+      if (piece.rank == rank) {
+        const std::uint64_t bytes =
+            checked_mul_bytes(static_cast<std::uint64_t>(piece.box.volume()),
+                              bytes_of(pattern.geometry.destination->dtype()), "scratch bytes");
+        program.scratch_bytes =
+            std::max(program.scratch_bytes, checked_add_bytes(piece.offset_bytes, bytes));
+      }
+    }
+  }
+  for (std::size_t i = 0; i < plan.pattern_of.size(); ++i) {
+    const auto parameter = static_cast<std::uint32_t>(i);
+    for (Region region : own[plan.pattern_of[i]]) {
+      region.parameter = parameter;
+      region.stage += plan.first_stage[i];
+      set_buffer(region.from, problem, parameter);
+      set_buffer(region.to, problem, parameter);
+      if (region.from.rank == region.to.rank) {
+        program.copies.push_back(region);
+      } else if (region.from.rank == rank) {
+        program.sends.push_back(region);
+      } else {
+        program.receives.push_back(region);
+      }
+    }
+  }
+  order_and_merge(program.sends, &Region::to);
+  order_and_merge(program.receives, &Region::from);
+  order_and_merge(program.copies, &Region::to);
+  return program;
+}
+
+std::uint64_t PlanSummary::max_egress_bytes() const {
+  return egress_bytes.empty() ? 0 : *std::max_element(egress_bytes.begin(), egress_bytes.end());
+}
+
+std::uint64_t PlanSummary::max_ingress_bytes() const {
+  return ingress_bytes.empty() ? 0 : *std::max_element(ingress_bytes.begin(), ingress_bytes.end());
+}
+
+PlanSummary summarize(const Plan& plan, const Problem& problem) {
+  PlanSummary summary;
+  summary.parameters = plan.pattern_of.size();
+  summary.patterns = plan.patterns.size();
+  summary.stages = plan.stage_count;
+  summary.egress_bytes.assign(static_cast<std::size_t>(problem.world_size()), 0);
+  summary.ingress_bytes.assign(static_cast<std::size_t>(problem.world_size()), 0);
+
+  // Parameters of a pattern that start at one stage count alike.
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint64_t> uses;
+  for (std::size_t i = 0; i < plan.pattern_of.size(); ++i) {
+    ++uses[{plan.pattern_of[i], plan.first_stage[i]}];
+  }
+  std::set<std::tuple<std::uint32_t, Rank, Rank>> pairs;
+  std::vector<std::uint64_t> scratch(static_cast<std::size_t>(problem.world_size()), 0);
+  for (const auto& [key, count] : uses) {
+    const Pattern& pattern = plan.patterns[key.first];
+    std::tuple<std::uint32_t, Rank, Rank> last{0, -1, -1};
+    for (const Move& move : pattern.moves) {
+      const Rank from = pattern.rank_of(move.from);
+      const Rank to = pattern.rank_of(move.to);
+      const std::uint64_t bytes = checked_mul_bytes(pattern.move_bytes(move), count, "plan bytes");
+      summary.regions = checked_add_bytes(summary.regions, count, "region count");
+      if (from == to) {
+        summary.local_bytes = checked_add_bytes(summary.local_bytes, bytes, "plan bytes");
+        continue;
+      }
+      summary.bytes = checked_add_bytes(summary.bytes, bytes, "plan bytes");
+      summary.egress_bytes[static_cast<std::size_t>(from)] += bytes;
+      summary.ingress_bytes[static_cast<std::size_t>(to)] += bytes;
+      const std::tuple<std::uint32_t, Rank, Rank> pair{key.second + move.stage, from, to};
+      if (pair != last) {
+        pairs.insert(pair);
+        last = pair;
+      }
+    }
+    for (const ScratchPiece& piece : pattern.scratch) {
+      std::uint64_t& most = scratch[static_cast<std::size_t>(piece.rank)];
+      most =
+          std::max(most, piece.offset_bytes + static_cast<std::uint64_t>(piece.box.volume()) *
+                                                  bytes_of(pattern.geometry.destination->dtype()));
+    }
+  }
+  summary.messages = pairs.size();
+  if (!scratch.empty()) {
+    summary.scratch_bytes = *std::max_element(scratch.begin(), scratch.end());
+  }
+  return summary;
+}
+
+}  // namespace m2n

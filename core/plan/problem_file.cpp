@@ -1,0 +1,249 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <boost/json.hpp>
+#include <charconv>
+#include <fstream>
+#include <initializer_list>
+#include <map>
+#include <optional>
+#include <sstream>
+#include <utility>
+
+#include "core/error.hpp"
+#include "core/io/json_reader.hpp"
+#include "core/plan/problem.hpp"
+
+namespace m2n {
+namespace {
+
+namespace json = boost::json;
+
+/// What a side's fsdp1 form needs to know of the whole file.
+struct FileTensor {
+  DType dtype;
+  Shape shape;
+};
+using FileTensors = std::map<std::string, FileTensor, std::less<>>;
+
+Dims dims_of(const JsonReader& value) {
+  Dims dims;
+  for (const JsonReader& entry : value.items()) {
+    if (dims.size() == kMaxRank) {
+      value.fail("has more than " + std::to_string(kMaxRank) + " numbers");
+    }
+    dims.push_back(entry.integer());
+  }
+  return dims;
+}
+
+Shape shape_of(const JsonReader& value) {
+  const Shape shape = dims_of(value);
+  for (const Index extent : shape) {
+    if (extent < 0) {
+      value.fail("has a negative extent; extents are 0 or more");
+    }
+  }
+  return shape;
+}
+
+Rank rank_of(const JsonReader& value) { return value.integer_in<Rank>(); }
+
+std::vector<Rank> ranks_of(const JsonReader& value) {
+  std::vector<Rank> ranks;
+  for (const JsonReader& entry : value.items()) {
+    ranks.push_back(rank_of(entry));
+  }
+  return ranks;
+}
+
+Mesh mesh_of(const JsonReader& value) {
+  value.allow_keys({"dims", "start", "ranks"});
+  const Dims dims = dims_of(value.at("dims"));
+  const auto start = value.find("start");
+  const auto ranks = value.find("ranks");
+  if (start.has_value() == ranks.has_value()) {
+    value.fail("needs either 'start' or 'ranks'");
+  }
+  return start ? Mesh(dims, rank_of(*start)) : Mesh(dims, ranks_of(*ranks));
+}
+
+Layout sharded_of(const JsonReader& value, const FileTensor& tensor) {
+  const Mesh mesh = mesh_of(value.at("mesh"));
+  std::vector<Placement> placements;
+  for (const JsonReader& entry : value.at("placements").items()) {
+    placements.push_back(placement_from_string(entry.string(), tensor.shape.size()));
+  }
+  return Layout::sharded(tensor.shape, tensor.dtype, mesh, placements);
+}
+
+/// @return the layout, and the name of the unit's flat buffer.
+std::pair<Layout, std::string> flat_of(const JsonReader& value, const std::string& name,
+                                       const FileTensor& tensor, const FileTensors& tensors) {
+  value.allow_keys({"unit", "ranks", "align_elements"});
+  const std::vector<Rank> ranks = ranks_of(value.at("ranks"));
+  const auto align = value.find("align_elements");
+  const Index align_elements = align ? align->integer() : 0;
+  if (align_elements < 0) {
+    align->fail("is negative; it must be 0 or more");
+  }
+  if (ranks.empty()) {
+    value.fail("lists no rank; it needs at least one");
+  }
+  std::vector<Shape> shapes;
+  std::optional<std::size_t> mine;
+  const std::vector<JsonReader> unit = value.at("unit").items();
+  for (const JsonReader& entry : unit) {
+    const std::string member(entry.string());
+    const auto found = tensors.find(member);
+    if (found == tensors.end()) {
+      entry.fail("names '" + member + "', which is no parameter of this file");
+    }
+    if (found->second.dtype != tensor.dtype) {
+      entry.fail("has dtype " + std::string(to_string(found->second.dtype)) + ", but '" + name +
+                 "' of the same unit has " + std::string(to_string(tensor.dtype)));
+    }
+    if (found->second.shape.empty()) {
+      entry.fail("is a scalar, which FSDP does not shard; give it a mesh");
+    }
+    if (member == name) {
+      if (mine) {
+        entry.fail("names '" + member + "' twice");
+      }
+      mine = shapes.size();
+    }
+    shapes.push_back(found->second.shape);
+  }
+  if (!mine) {
+    value.fail("has a unit without '" + name + "'; a parameter must be a member of its own unit");
+  }
+  const FlatUnit flat = flat_unit(shapes, align_elements, ranks.size());
+  return {Layout::flat(tensor.shape, tensor.dtype, flat.members[*mine].begin, flat.elements, ranks),
+          "flat:" + std::string(unit.front().string())};
+}
+
+Layout pieces_of(const JsonReader& value, const std::string& name, const FileTensor& tensor,
+                 std::vector<std::string>& buffers) {
+  std::vector<Rank> ranks;
+  std::vector<RankPiece> pieces;
+  for (const auto& [key, list] : value.members()) {
+    Rank rank = 0;
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), rank);
+    if (error != std::errc{} || end != key.data() + key.size() || rank < 0) {
+      value.fail("has the key '" + key + "'; keys are ranks");
+    }
+    ranks.push_back(rank);
+    for (const JsonReader& entry : list.items()) {
+      entry.allow_keys({"box", "buffer", "offset_bytes", "strides"});
+      RankPiece held{rank, {}};
+      for (const JsonReader& range : entry.at("box").items()) {
+        const std::vector<JsonReader> ends = range.items();
+        if (ends.size() != 2 || held.piece.box.rank() == kMaxRank) {
+          range.fail("must be [begin, end], one a dimension of the tensor");
+        }
+        held.piece.box.lo.push_back(ends[0].integer());
+        held.piece.box.hi.push_back(ends[1].integer());
+      }
+      const auto buffer = entry.find("buffer");
+      const std::string buffer_name(buffer ? buffer->string() : name);
+      const auto slot = std::find(buffers.begin(), buffers.end(), buffer_name);
+      held.piece.view.buffer = static_cast<std::uint32_t>(slot - buffers.begin());
+      if (slot == buffers.end()) {
+        buffers.push_back(buffer_name);
+      }
+      if (const auto offset = entry.find("offset_bytes")) {
+        held.piece.view.offset_bytes = offset->integer_in<std::uint64_t>();
+      }
+      const auto strides = entry.find("strides");
+      held.piece.view.strides = strides ? dims_of(*strides) : row_major(held.piece.box.extents());
+      pieces.push_back(held);
+    }
+  }
+  return Layout::explicit_pieces(tensor.shape, tensor.dtype, std::move(ranks), std::move(pieces));
+}
+
+Side side_of(const JsonReader& value, const std::string& name, FileTensor tensor,
+             const FileTensors& tensors, LayoutTable& table) {
+  if (const auto dtype = value.find("dtype")) {
+    tensor.dtype = dtype_from_string(dtype->string());
+  }
+  const auto fsdp1 = value.find("fsdp1");
+  const auto pieces = value.find("pieces");
+  const auto mesh = value.find("mesh");
+  if (int{fsdp1.has_value()} + int{pieces.has_value()} + int{mesh.has_value()} != 1) {
+    value.fail("needs exactly one of 'mesh' (with 'placements'), 'fsdp1' and 'pieces'");
+  }
+  Side side;
+  if (fsdp1) {
+    auto [layout, buffer] = flat_of(*fsdp1, name, tensor, tensors);
+    side.layout = table.intern(std::move(layout));
+    side.buffers = {std::move(buffer)};
+  } else if (pieces) {
+    side.layout = table.intern(pieces_of(*pieces, name, tensor, side.buffers));
+    if (side.buffers.empty()) {
+      side.buffers = {name};
+    }
+  } else {
+    side.layout = table.intern(sharded_of(value, tensor));
+    side.buffers = {name};
+  }
+  return side;
+}
+
+}  // namespace
+
+Problem Problem::parse(std::string_view text, const std::string& where) {
+  const json::value document = parse_json(text, where);
+  const JsonReader root(document, where);
+  root.allow_keys({"parameters"});
+  const std::vector<JsonReader> entries = root.at("parameters").items();
+
+  FileTensors tensors;
+  for (const JsonReader& entry : entries) {
+    entry.allow_keys({"name", "dtype", "shape", "source", "destination"});
+    const std::string name(entry.at("name").string());
+    const DType dtype = entry.at("dtype").context<DType>(
+        [](const JsonReader& value) { return dtype_from_string(value.string()); });
+    if (!tensors.emplace(name, FileTensor{dtype, shape_of(entry.at("shape"))}).second) {
+      entry.fail("declares parameter '" + name + "' a second time; names must be unique");
+    }
+  }
+  LayoutTable table;
+  std::vector<Parameter> parameters;
+  for (const JsonReader& entry : entries) {
+    Parameter parameter;
+    parameter.name = entry.at("name").string();
+    const FileTensor& tensor = tensors.find(parameter.name)->second;
+    parameter.shape = tensor.shape;
+    const auto read_side = [&](const char* key, std::initializer_list<std::string_view> keys) {
+      const JsonReader side = entry.at(key);
+      side.allow_keys(keys);
+      try {
+        return side_of(side, parameter.name, tensor, tensors, table);
+      } catch (const JsonError&) {
+        throw;  // says where it is already
+      } catch (const Error& error) {
+        throw Error(error.code(),
+                    where + ": " + key + " of parameter '" + parameter.name + "': " + error.what());
+      }
+    };
+    parameter.source = read_side("source", {"mesh", "placements", "fsdp1", "pieces", "dtype"});
+    parameter.destination =
+        read_side("destination", {"mesh", "placements", "fsdp1", "pieces", "dtype", "cast"});
+    if (const auto cast = entry.at("destination").find("cast")) {
+      parameter.cast = cast->boolean();
+    }
+    parameters.push_back(std::move(parameter));
+  }
+  try {
+    return make(std::move(parameters));
+  } catch (const Error& error) {
+    throw Error(error.code(), where + ": " + error.what());
+  }
+}
+
+Problem Problem::read(const std::filesystem::path& file) {
+  return parse(read_text_file(file), file.string());
+}
+
+}  // namespace m2n
