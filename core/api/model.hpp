@@ -33,11 +33,16 @@ struct WorkerParameter {
   Shape shape;                    ///< Local.
   std::vector<Section> sections;  ///< Disjoint in the local parameter.
   std::vector<Box> padding;       ///< Local boxes that nobody feeds; zero after every round.
+  bool keep_dtype = false;        ///< A dtype asked for all of the worker does not apply here.
+  /// Not kept: what lands here must equal that live parameter when the round ends (the tied head
+  /// that a checkpoint repeats). Empty for a parameter like any other.
+  std::string same_as = {};
 };
 
 /// Everything that one worker keeps. Aliases (tied heads) are not listed.
 struct WorkerModel {
   std::vector<WorkerParameter> parameters;
+  std::vector<std::string> ignored = {};  ///< Checkpoint tensors known, and not needed.
 };
 
 /// How a deployment of workers shares a model. Worker w of tensor * ... has tensor-parallel rank
