@@ -1,0 +1,287 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+
+#include "sinks/destinations.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "core/error.hpp"
+#include "core/tensor/cast.hpp"
+
+namespace m2n::sinks {
+namespace {
+
+[[noreturn]] void fail(const std::string& text) { throw Error(Errc::bad_argument, text); }
+
+std::string list_of(const std::vector<std::string>& names) {
+  constexpr std::size_t kShown = 3;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) {
+    text += (i == 0 ? "" : ", ") + names[i];
+  }
+  if (names.size() > kShown) {
+    text += " and " + std::to_string(names.size() - kShown) + " more";
+  }
+  return text;
+}
+
+bool cast_or_fail(const std::string& name, DType from, DType to, bool may_cast) {
+  if (from == to) {
+    return false;
+  }
+  const std::string both = "tensor '" + name + "' is " + std::string(to_string(from)) +
+                           " at the trainers and " + std::string(to_string(to)) + " at the workers";
+  if (!can_cast(from, to)) {
+    fail(both + ", between which there is no cast; keep one dtype");
+  }
+  if (!may_cast) {
+    fail(both + "; keep one dtype, or allow the cast with cast=nearest_even");
+  }
+  return true;
+}
+
+/// What the workers do with one tensor.
+struct Gathered {
+  std::vector<RankPiece> pieces;
+  std::vector<std::string> parameters;  ///< By slot.
+  DType dtype = DType::f32;
+  std::string not_strict;  ///< Why strict would fall back; empty when it would not.
+};
+
+/// Tensors that must go the same way.
+class Groups {
+ public:
+  explicit Groups(std::size_t count) : parent_(count) {
+    std::iota(parent_.begin(), parent_.end(), std::size_t{0});
+  }
+  std::size_t find(std::size_t i) {
+    while (parent_[i] != i) {
+      parent_[i] = parent_[parent_[i]];
+      i = parent_[i];
+    }
+    return i;
+  }
+  void unite(std::size_t a, std::size_t b) { parent_[find(a)] = find(b); }
+
+ private:
+  std::vector<std::size_t> parent_;
+};
+
+std::string_view module_of(std::string_view parameter) {
+  return parameter.substr(0, std::min(parameter.rfind('.'), parameter.size()));
+}
+
+/// The whole tensor on each of @p ranks.
+Side full_side(const ParamSpec& param, const std::vector<Rank>& ranks, LayoutTable& table) {
+  const Piece whole{Box::whole(param.shape), {0, 0, row_major(param.shape)}};
+  std::vector<RankPiece> pieces;
+  if (!whole.box.empty()) {
+    for (const Rank rank : ranks) {
+      pieces.push_back({rank, whole});
+    }
+  }
+  return {table.intern(Layout::explicit_pieces(param.shape, param.dtype, ranks, std::move(pieces))),
+          {"full:" + param.name}};
+}
+
+}  // namespace
+
+DType DtypePolicy::of(const WorkerParameter& parameter) const {
+  const bool floating = can_cast(parameter.dtype, DType::f32);
+  return worker && floating && !parameter.keep_dtype ? *worker : parameter.dtype;
+}
+
+Destinations destinations_of_models(const std::vector<WorkerModel>& models, Rank first_worker,
+                                    std::span<const ParamSpec> params, const DtypePolicy& dtypes,
+                                    Route route) {
+  std::unordered_map<std::string_view, std::size_t> numbers;
+  for (const ParamSpec& param : params) {
+    if (!numbers.emplace(param.name, numbers.size()).second) {
+      fail("tensor '" + param.name + "' is sent twice");
+    }
+  }
+
+  // Both sides of a misfit first: what is needed and not sent, what is sent and not known.
+  std::vector<bool> placed(params.size(), false);
+  std::vector<bool> known(params.size(), false);
+  std::vector<std::string> missing;
+  std::unordered_set<std::string_view> missed;
+  std::unordered_set<std::string_view> padded;
+  for (const WorkerModel& model : models) {
+    for (const std::string& name : model.ignored) {
+      if (const auto found = numbers.find(name); found != numbers.end()) {
+        known[found->second] = true;
+      }
+    }
+    for (const WorkerParameter& parameter : model.parameters) {
+      for (const Section& section : parameter.sections) {
+        if (const auto found = numbers.find(section.tensor); found != numbers.end()) {
+          placed[found->second] = true;
+        } else if (missed.insert(section.tensor).second) {
+          missing.push_back(section.tensor);
+        }
+      }
+      if (!parameter.padding.empty()) {
+        padded.insert(parameter.name);
+      }
+    }
+  }
+  std::vector<std::string> unknown;
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    if (!placed[i] && !known[i]) {
+      unknown.push_back(params[i].name);
+    }
+  }
+  if (!missing.empty() || !unknown.empty()) {
+    fail("the workers' parameters do not fit what is sent: they need " +
+         (missing.empty() ? std::string("nothing else") : list_of(missing) + " as well") +
+         ", and have " +
+         (unknown.empty() ? std::string("a place for everything")
+                          : "no place for " + list_of(unknown)));
+  }
+  Catalogue sent;
+  for (const ParamSpec& param : params) {
+    sent.push_back({param.name, param.dtype, param.shape});
+  }
+
+  std::vector<Gathered> gathered(params.size());
+  Groups groups(params.size());
+  std::unordered_map<std::string_view, std::size_t> module_tensor;
+  std::vector<Rank> ranks;
+  for (std::size_t w = 0; w < models.size(); ++w) {
+    check_worker_model(models[w], sent);
+    const Rank rank = first_worker + static_cast<Rank>(w);
+    ranks.push_back(rank);
+    for (const WorkerParameter& parameter : models[w].parameters) {
+      const DType dtype = dtypes.of(parameter);
+      for (const Section& section : parameter.sections) {
+        const std::size_t number = numbers.at(section.tensor);
+        Gathered& tensor = gathered[number];
+        if (tensor.parameters.empty()) {
+          tensor.dtype = dtype;
+        } else if (tensor.dtype != dtype) {
+          fail("tensor '" + section.tensor + "' feeds parameter '" + tensor.parameters.front() +
+               "' as " + std::string(to_string(tensor.dtype)) + " and '" + parameter.name +
+               "' as " + std::string(to_string(dtype)) + "; one dtype would do");
+        }
+        auto slot = std::find(tensor.parameters.begin(), tensor.parameters.end(), parameter.name);
+        if (slot == tensor.parameters.end()) {
+          slot = tensor.parameters.insert(slot, parameter.name);
+        }
+        if (tensor.parameters.size() > 1) {
+          tensor.not_strict = "it lies in several parameters";
+        } else if (parameter.sections.size() != 1) {
+          tensor.not_strict = "it shares parameter '" + parameter.name + "'";
+        } else if (padded.contains(parameter.name)) {
+          tensor.not_strict = "parameter '" + parameter.name + "' is padded";
+        } else if (parameter.name != section.tensor) {
+          tensor.not_strict = "it lies in parameter '" + parameter.name + "' of another name";
+        } else if (params[number].dtype != dtype) {
+          tensor.not_strict = "parameter '" + parameter.name + "' has another dtype";
+        }
+        if (!section.box.empty()) {
+          tensor.pieces.push_back(
+              {rank,
+               {section.box,
+                {static_cast<std::uint32_t>(slot - tensor.parameters.begin()),
+                 checked_mul_bytes(static_cast<std::uint64_t>(section.offset), bytes_of(dtype)),
+                 section.strides}}});
+        }
+        const auto module = module_tensor.emplace(module_of(parameter.name), number).first;
+        groups.unite(number, module->second);
+      }
+    }
+  }
+
+  // A module goes one way as a whole: one tensor that falls back takes its neighbours along.
+  std::unordered_map<std::size_t, std::size_t> falls_back;  // group -> the tensor that decides
+  if (route == Route::strict) {
+    for (std::size_t i = 0; i < params.size(); ++i) {
+      if (!gathered[i].not_strict.empty()) {
+        falls_back.emplace(groups.find(i), i);
+      }
+    }
+  }
+
+  Destinations result;
+  LayoutTable table;
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const ParamSpec& param = params[i];
+    Gathered& tensor = gathered[i];
+    Resolution resolution;
+    if (!placed[i]) {
+      resolution.side = {table.intern(Layout::explicit_pieces(param.shape, param.dtype, ranks, {})),
+                         {"unused:" + param.name}};
+      resolution.reason = "no worker needs it";
+      result.places.push_back(resolution.side);
+      result.resolutions.push_back(std::move(resolution));
+      continue;
+    }
+    const bool cast = cast_or_fail(param.name, param.dtype, tensor.dtype, dtypes.may_cast);
+    const bool in_one_parameter = tensor.parameters.size() == 1;
+    result.places.push_back({table.intern(Layout::explicit_pieces(param.shape, tensor.dtype, ranks,
+                                                                  std::move(tensor.pieces))),
+                             std::move(tensor.parameters)});
+    const auto decider = falls_back.find(groups.find(i));
+    if (route == Route::fallback || decider != falls_back.end()) {
+      resolution.mode = Mode::fallback;
+      resolution.side = full_side(param, ranks, table);
+      if (route == Route::fallback) {
+        resolution.reason = "this sink loads everything";
+      } else if (tensor.not_strict.empty()) {
+        resolution.reason =
+            "its module has '" + params[decider->second].name + "', which falls back";
+      } else {
+        resolution.reason = tensor.not_strict;
+      }
+    } else {
+      resolution.side = result.places.back();
+      resolution.cast = cast;
+      resolution.reason =
+          in_one_parameter
+              ? "straight into parameter '" + resolution.side.buffers[0] + "'"
+              : "straight into " + std::to_string(resolution.side.buffers.size()) + " parameters";
+    }
+    result.resolutions.push_back(std::move(resolution));
+  }
+  return result;
+}
+
+Destinations destinations_of_declared(const std::vector<Resolution>& declared,
+                                      std::span<const ParamSpec> params, const DtypePolicy& dtypes,
+                                      Route route) {
+  if (declared.size() != params.size()) {
+    fail(std::to_string(params.size()) + " tensors are sent, and destinations are declared for " +
+         std::to_string(declared.size()) + "; there must be one each");
+  }
+  Destinations result;
+  LayoutTable table;
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const ParamSpec& param = params[i];
+    Resolution resolution = declared[i];
+    const Layout& layout = *resolution.side.layout;
+    if (layout.shape() != param.shape) {
+      fail("tensor '" + param.name + "' has shape " + to_string(param.shape) +
+           ", and its declared destination " + to_string(layout.shape()));
+    }
+    resolution.cast =
+        cast_or_fail(param.name, param.dtype, layout.dtype(), resolution.cast || dtypes.may_cast);
+    result.places.push_back(resolution.side);
+    if (route == Route::fallback) {
+      resolution = {Mode::fallback, full_side(param, layout.ranks(), table), false,
+                    "this sink loads everything"};
+    } else {
+      resolution.mode = Mode::direct;
+      resolution.reason = "as declared";
+    }
+    result.resolutions.push_back(std::move(resolution));
+  }
+  return result;
+}
+
+}  // namespace m2n::sinks

@@ -1,0 +1,51 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// Where each checkpoint tensor goes in the parameters of all workers.
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/api/sink.hpp"
+
+namespace m2n::sinks {
+
+/// How a worker's dtype may differ from a checkpoint's.
+struct DtypePolicy {
+  std::optional<DType> worker;  ///< Of every floating-point parameter that does not keep its own.
+  bool may_cast = false;
+
+  DType of(const WorkerParameter& parameter) const;
+};
+
+/// Which tensors go straight into place.
+enum class Route : std::uint8_t {
+  fused,     ///< All.
+  strict,    ///< Those that are alone in an unpadded parameter of their name and dtype.
+  fallback,  ///< None.
+};
+
+/// One entry a declared parameter.
+struct Destinations {
+  std::vector<Resolution> resolutions;
+  /// The places themselves, whatever the mode: for a direct parameter those of its resolution.
+  std::vector<Side> places;
+};
+
+/// Places by worker models. Equal geometries share one layout.
+/// @throws Error{bad_argument} when a model needs a tensor that is not in @p params, when no model
+///         knows a tensor, or when dtypes differ and may not.
+Destinations destinations_of_models(const std::vector<WorkerModel>& models, Rank first_worker,
+                                    std::span<const ParamSpec> params, const DtypePolicy& dtypes,
+                                    Route route);
+
+/// Places as a problem file declares them.
+Destinations destinations_of_declared(const std::vector<Resolution>& declared,
+                                      std::span<const ParamSpec> params, const DtypePolicy& dtypes,
+                                      Route route);
+
+}  // namespace m2n::sinks

@@ -1,0 +1,403 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+
+#include "sinks/host_sink.hpp"
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <unordered_map>
+#include <utility>
+
+#include "core/error.hpp"
+#include "core/tensor/cast.hpp"
+#include "core/tensor/copy.hpp"
+
+namespace m2n::sinks {
+namespace {
+
+[[noreturn]] void fail(const std::string& text) { throw Error(Errc::bad_argument, text); }
+
+/// Zeroed memory that starts on a cache line. Pages that nobody touches cost nothing.
+class HostMemory {
+ public:
+  HostMemory() = default;
+  explicit HostMemory(std::uint64_t bytes) : bytes_(bytes) {
+    if (bytes == 0) {
+      return;
+    }
+    memory_.reset(std::calloc(checked_add_bytes(bytes, kLine, "buffer size"), 1));
+    if (!memory_) {
+      throw Error(Errc::unavailable, "no memory for a buffer of " + std::to_string(bytes) +
+                                         " bytes; fewer or smaller parameters a worker would fit");
+    }
+    std::size_t room = bytes + kLine;
+    void* at = memory_.get();
+    data_ = static_cast<std::byte*>(std::align(kLine, bytes, at, room));
+  }
+
+  std::byte* data() const noexcept { return data_; }
+  LocalBuffer loan() const { return {data_, bytes_, MemorySpace::host, 0}; }
+
+ private:
+  static constexpr std::size_t kLine = 64;
+  struct Free {
+    void operator()(void* memory) const noexcept { std::free(memory); }
+  };
+
+  std::unique_ptr<void, Free> memory_;
+  std::byte* data_ = nullptr;
+  std::uint64_t bytes_ = 0;
+};
+
+/// A parameter of this worker, or a buffer of a problem file.
+struct Kept {
+  std::string name;
+  DType dtype = DType::u8;
+  Shape shape;
+  std::uint64_t bytes = 0;
+  std::vector<Box> padding;
+  bool zero_all = false;  ///< Some bytes are nobody's: all are zeroed before a round.
+  std::string same_as;
+  HostMemory memory;
+};
+
+std::uint64_t bytes_of_shape(const Shape& shape, DType dtype) {
+  return checked_mul_bytes(static_cast<std::uint64_t>(element_count(shape)), bytes_of(dtype));
+}
+
+/// Zeroes @p box of a compact row-major tensor, one contiguous run after another.
+void zero_box(const Kept& kept, const Box& box) {
+  if (box.empty()) {
+    return;
+  }
+  const Strides strides = row_major(kept.shape);
+  const std::uint64_t item = bytes_of(kept.dtype);
+  std::size_t outer = box.rank();  // dimensions before this one are walked
+  while (outer > 0 && (outer == box.rank() || box[outer].size() == kept.shape[outer])) {
+    --outer;
+  }
+  const Index run = outer < box.rank() ? box[outer].size() * strides[outer] : 1;
+  Dims at = box.lo;
+  for (;;) {
+    Index element = 0;
+    for (std::size_t d = 0; d < box.rank(); ++d) {
+      element += at[d] * strides[d];
+    }
+    std::memset(kept.memory.data() + static_cast<std::uint64_t>(element) * item, 0,
+                static_cast<std::uint64_t>(run) * item);
+    std::size_t d = outer;
+    while (d > 0 && ++at[d - 1] == box.hi[d - 1]) {
+      at[d - 1] = box.lo[d - 1];
+      --d;
+    }
+    if (d == 0) {
+      return;
+    }
+  }
+}
+
+class HostSink final : public WeightSink {
+ public:
+  HostSink(HostSinkKind kind, const SinkContext& context)
+      : kind_(std::move(kind)),
+        rank_(context.rank),
+        first_worker_(context.first_worker),
+        models_(context.models),
+        declared_(context.declared) {
+    read_options(context.options);
+    if (models_) {
+      keep_parameters();
+    } else {
+      keep_declared();
+    }
+  }
+
+  std::string_view name() const noexcept override { return kind_.name; }
+
+  std::vector<Resolution> resolve(std::span<const ParamSpec> params) override {
+    if (resolved_) {
+      fail("sink '" + kind_.name + "' resolves once");
+    }
+    auto destinations =
+        models_ ? destinations_of_models(*models_, first_worker_, params, dtypes_, kind_.route)
+                : destinations_of_declared(declared_, params, dtypes_, kind_.route);
+    for (const ParamSpec& param : params) {
+      number_of_.emplace(param.name, params_.size());
+      params_.push_back({param.name, param.dtype, param.shape});
+    }
+    places_ = std::move(destinations.places);
+    for (const Resolution& resolution : destinations.resolutions) {
+      modes_.push_back(resolution.mode);
+      falls_back_ += resolution.mode == Mode::fallback ? 1 : 0;
+    }
+    resolved_ = true;
+    return std::move(destinations.resolutions);
+  }
+
+  void begin(std::uint64_t version) override {
+    require_resolved("begin");
+    version_.reset();
+    writing_ = version;
+    loaded_ = false;
+    for (const Kept& kept : kept_) {
+      if (kept.zero_all) {
+        std::memset(kept.memory.data(), 0, kept.bytes);
+      }
+      for (const Box& box : kept.padding) {
+        zero_box(kept, box);
+      }
+    }
+  }
+
+  std::vector<ParamLoan> lend() override {
+    require_resolved("lend");
+    std::vector<ParamLoan> loans;
+    for (std::size_t i = 0; i < params_.size(); ++i) {
+      const bool direct = modes_[i] == Mode::direct;
+      ParamLoan loan{params_[i].name,
+                     direct ? places_[i].layout->dtype() : params_[i].dtype,
+                     params_[i].shape,
+                     {}};
+      if (direct) {
+        for (const std::string& buffer : places_[i].buffers) {
+          const auto found = kept_of_.find(buffer);
+          loan.slots.push_back(found == kept_of_.end() ? LocalBuffer{}
+                                                       : kept_[found->second].memory.loan());
+        }
+      }
+      loans.push_back(std::move(loan));
+    }
+    return loans;
+  }
+
+  void load_weights(TensorStream& stream) override {
+    require_resolved("load");
+    if (!writing_) {
+      fail("sink '" + kind_.name + "' loads weights inside a round only");
+    }
+    std::vector<bool> seen(params_.size(), false);
+    std::size_t count = 0;
+    while (const auto tensor = stream.next()) {
+      const auto found = number_of_.find(std::string(tensor->name));
+      if (found == number_of_.end() || modes_[found->second] != Mode::fallback) {
+        fail("tensor '" + std::string(tensor->name) + "' did not fall back, and cannot be loaded");
+      }
+      const std::size_t i = found->second;
+      if (seen[i]) {
+        fail("tensor '" + params_[i].name + "' came twice in one round");
+      }
+      if (tensor->shape != params_[i].shape || tensor->dtype != params_[i].dtype) {
+        fail("tensor '" + params_[i].name + "' came as " + std::string(to_string(tensor->dtype)) +
+             " " + to_string(tensor->shape) + ", and was declared as " +
+             std::string(to_string(params_[i].dtype)) + " " + to_string(params_[i].shape));
+      }
+      load(i, *tensor);
+      seen[i] = true;
+      ++count;
+    }
+    if (count != falls_back_) {
+      for (std::size_t i = 0; i < params_.size(); ++i) {
+        if (modes_[i] == Mode::fallback && !seen[i]) {
+          fail(std::to_string(falls_back_ - count) + " of " + std::to_string(falls_back_) +
+               " tensors did not come in this round, the first is '" + params_[i].name + "'");
+        }
+      }
+    }
+    loaded_ = true;
+  }
+
+  void commit(std::uint64_t version) override {
+    if (writing_ != version) {
+      fail("version " + std::to_string(version) + " cannot be committed; " +
+           (writing_ ? "version " + std::to_string(*writing_) + " is being written"
+                     : "no round has begun"));
+    }
+    if (falls_back_ > 0 && !loaded_) {
+      fail("version " + std::to_string(version) +
+           " cannot be committed: " + std::to_string(falls_back_) + " tensors were not loaded");
+    }
+    for (const Kept& kept : kept_) {
+      if (!kept.same_as.empty() &&
+          std::memcmp(kept.memory.data(), kept_[kept_of_.at(kept.same_as)].memory.data(),
+                      kept.bytes) != 0) {
+        fail("'" + kept.name + "' differs from '" + kept.same_as +
+             "', to which the model ties it; they must be equal, or one of them left out");
+      }
+    }
+    version_ = version;
+    writing_.reset();
+  }
+
+  void roll_back() noexcept override {
+    version_.reset();
+    writing_.reset();
+  }
+
+  std::optional<std::uint64_t> version() const noexcept override { return version_; }
+
+  std::vector<LiveParameter> live() override {
+    std::vector<LiveParameter> result;
+    for (const Kept& kept : kept_) {
+      if (kind_.keeps && kept.same_as.empty()) {
+        result.push_back({kept.name, kept.dtype, kept.shape, kept.memory.loan()});
+      }
+    }
+    return result;
+  }
+
+ private:
+  void read_options(const Options& options) {
+    const auto refuse = [&](const std::string& key, const std::string& value,
+                            const std::string& choices) {
+      throw Error(Errc::usage, "option '" + key + "' of sink '" + kind_.name + "' is '" + value +
+                                   "'; the choices are " + choices);
+    };
+    for (const auto& [key, value] : options) {
+      if (key == "cast") {
+        if (value != "exact" && value != "nearest_even") {
+          refuse(key, value, "exact, nearest_even");
+        }
+        dtypes_.may_cast = value == "nearest_even";
+      } else if (key == "dtype" && models_) {
+        const DType dtype = dtype_from_string(value);
+        if (!can_cast(dtype, DType::f32)) {
+          refuse(key, value, "bf16, f16, f32");
+        }
+        dtypes_.worker = dtype;
+      } else if (key == "direct" && kind_.may_choose_route) {
+        if (value != "fused" && value != "strict") {
+          refuse(key, value, "fused, strict");
+        }
+        kind_.route = value == "strict" ? Route::strict : Route::fused;
+      } else {
+        throw Error(Errc::usage, "sink '" + kind_.name + "' has no option '" + key +
+                                     "'; the choices are cast" + (models_ ? ", dtype" : "") +
+                                     (kind_.may_choose_route ? ", direct" : ""));
+      }
+    }
+    if (!models_ && kind_.route == Route::strict) {
+      throw Error(Errc::usage, "sink '" + kind_.name +
+                                   "' needs a model for direct=strict; a problem file has none");
+    }
+  }
+
+  void keep(Kept kept) {
+    kept.memory = HostMemory(kept.bytes);
+    kept_of_.emplace(kept.name, kept_.size());
+    kept_.push_back(std::move(kept));
+  }
+
+  void keep_parameters() {
+    const auto worker = static_cast<std::int64_t>(rank_) - first_worker_;
+    if (worker < 0 || worker >= static_cast<std::int64_t>(models_->size())) {
+      fail("rank " + std::to_string(rank_) + " is no worker; workers are " +
+           std::to_string(models_->size()) + " ranks from " + std::to_string(first_worker_));
+    }
+    for (const WorkerParameter& parameter :
+         (*models_)[static_cast<std::size_t>(worker)].parameters) {
+      Kept kept;
+      kept.name = parameter.name;
+      kept.dtype = dtypes_.of(parameter);
+      kept.shape = parameter.shape;
+      kept.bytes = bytes_of_shape(kept.shape, kept.dtype);
+      kept.padding = parameter.padding;
+      kept.same_as = parameter.same_as;
+      keep(std::move(kept));
+    }
+  }
+
+  /// One buffer a name, as long as the views of this rank reach.
+  void keep_declared() {
+    struct Use {
+      std::uint64_t bytes = 0;
+      std::uint64_t fed_bytes = 0;
+      std::optional<DType> dtype;
+      std::optional<Shape> shape;
+      bool mixed = false;
+    };
+    std::vector<std::string> order;
+    std::unordered_map<std::string, Use> uses;
+    for (const Resolution& resolution : declared_) {
+      const Layout& layout = *resolution.side.layout;
+      const std::uint64_t item = bytes_of(layout.dtype());
+      const auto pieces = layout.pieces_of(rank_);
+      for (const RankPiece& held : pieces) {
+        const std::string& name = resolution.side.buffers.at(held.piece.view.buffer);
+        const auto [found, fresh] = uses.try_emplace(name);
+        Use& use = found->second;
+        if (fresh) {
+          order.push_back(name);
+        }
+        const ByteSpan span = byte_span(held.piece.box.extents(), held.piece.view, item);
+        use.bytes = std::max(use.bytes, span.end);
+        use.fed_bytes = checked_add_bytes(
+            use.fed_bytes, static_cast<std::uint64_t>(held.piece.box.volume()) * item);
+        use.mixed = use.mixed || (use.dtype && *use.dtype != layout.dtype());
+        use.dtype = layout.dtype();
+      }
+    }
+    for (const std::string& name : order) {
+      const Use& use = uses.at(name);
+      Kept kept;
+      kept.name = name;
+      kept.bytes = use.bytes;
+      kept.dtype = use.mixed || use.bytes % bytes_of(*use.dtype) != 0 ? DType::u8 : *use.dtype;
+      kept.shape = {static_cast<Index>(use.bytes / bytes_of(kept.dtype))};
+      kept.zero_all = use.fed_bytes != use.bytes;
+      keep(std::move(kept));
+    }
+  }
+
+  void load(std::size_t i, const FullTensor& tensor) {
+    const Layout& layout = *places_[i].layout;
+    const Strides strides = row_major(tensor.shape);
+    for (const RankPiece& held : layout.pieces_of(rank_)) {
+      const Box& box = held.piece.box;
+      Index first = 0;
+      for (std::size_t d = 0; d < box.rank(); ++d) {
+        first += box.lo[d] * strides[d];
+      }
+      const StridedCopy copy{box.extents(), strides, held.piece.view.strides, tensor.dtype,
+                             layout.dtype()};
+      const Kept& kept = kept_[kept_of_.at(places_[i].buffers[held.piece.view.buffer])];
+      copy_region(copy, tensor.data + static_cast<std::uint64_t>(first) * bytes_of(tensor.dtype),
+                  kept.memory.data() + held.piece.view.offset_bytes);
+    }
+  }
+
+  void require_resolved(const char* action) const {
+    if (!resolved_) {
+      fail("sink '" + kind_.name + "' cannot " + action + " before it has resolved");
+    }
+  }
+
+  HostSinkKind kind_;
+  Rank rank_;
+  Rank first_worker_;
+  std::shared_ptr<const std::vector<WorkerModel>> models_;
+  std::vector<Resolution> declared_;
+  DtypePolicy dtypes_;
+
+  std::vector<Kept> kept_;
+  std::unordered_map<std::string, std::size_t> kept_of_;
+
+  bool resolved_ = false;
+  Catalogue params_;
+  std::unordered_map<std::string, std::size_t> number_of_;
+  std::vector<Mode> modes_;
+  std::vector<Side> places_;
+  std::size_t falls_back_ = 0;
+
+  std::optional<std::uint64_t> version_;
+  std::optional<std::uint64_t> writing_;
+  bool loaded_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<WeightSink> make_host_sink(HostSinkKind kind, const SinkContext& context) {
+  return std::make_unique<HostSink>(std::move(kind), context);
+}
+
+}  // namespace m2n::sinks
