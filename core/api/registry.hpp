@@ -6,6 +6,7 @@
 /// Registries: implementations of one interface, by name.
 
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <string>
@@ -19,6 +20,14 @@ namespace m2n {
 
 /// Settings of a plug-in, as text. Each plug-in states its keys, and refuses unknown ones.
 using Options = std::map<std::string, std::string, std::less<>>;
+
+/// Refuses every key of @p options that is not in @p known. @param who  "planner 'striped'".
+/// @throws Error{usage} naming the key and the choices.
+void require_known_options(std::string_view who, const Options& options,
+                           std::initializer_list<std::string_view> known);
+inline void require_no_options(std::string_view who, const Options& options) {
+  require_known_options(who, options, {});
+}
 
 /// Factories of one interface. A value: filled before the first create(), read-only afterwards;
 /// then create() may be called from any thread.

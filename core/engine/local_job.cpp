@@ -1,0 +1,206 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#include "core/engine/local_job.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "core/engine/binding.hpp"
+#include "core/error.hpp"
+#include "core/rendezvous/thread_group.hpp"
+
+namespace m2n {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// Errors of all ranks. The one that tells the cause is kept: a rank that merely saw another one
+/// leave comes after the rank that left.
+class FirstError {
+ public:
+  void set(Rank rank, const std::exception_ptr& error) {
+    const std::lock_guard lock(mutex_);
+    const bool consequence = is_consequence(error);
+    if (!error_ || (consequence_ && !consequence)) {
+      error_ = error;
+      consequence_ = consequence;
+      rank_ = rank;
+    }
+  }
+
+  void rethrow() const {
+    if (error_) {
+      std::rethrow_exception(error_);
+    }
+  }
+
+ private:
+  static bool is_consequence(const std::exception_ptr& error) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const Error& known) {
+      return known.code() == Errc::peer_lost || known.code() == Errc::timed_out;
+    } catch (...) {
+      return false;
+    }
+  }
+
+  std::mutex mutex_;
+  std::exception_ptr error_;
+  bool consequence_ = false;
+  Rank rank_ = 0;
+};
+
+class RankRun {
+ public:
+  RankRun(const Problem& problem, const Plan& plan, const std::vector<Resolution>& resolutions,
+          const LocalJobOptions& options, LocalRank& parts, Group& group)
+      : problem_(problem),
+        plan_(plan),
+        resolutions_(resolutions),
+        options_(options),
+        parts_(parts),
+        group_(group),
+        fallback_(problem, resolutions, group.rank()) {}
+
+  void run() {
+    report("connect");
+    auto start = Clock::now();
+    parts_.transport->connect(group_, deadline());
+    connect_seconds = seconds_since(start);
+
+    report("fill");
+    bind_buffers();
+    group_.barrier("buffers", deadline());
+
+    report("prepare");
+    start = Clock::now();
+    const Program program = make_program(plan_, problem_, group_.rank());
+    const auto session = parts_.transport->prepare(program, buffers_, deadline());
+    prepare_seconds = seconds_since(start);
+
+    for (std::uint64_t version = 1; version <= options_.rounds; ++version) {
+      report("round");
+      run_round(*session, version);
+    }
+    report("inspect");
+    if (options_.inspect) {
+      options_.inspect({group_.rank(), &buffers_, parts_.sink.get()});
+    }
+    group_.barrier("end", deadline());
+  }
+
+  double connect_seconds = 0;
+  double prepare_seconds = 0;
+  std::vector<RoundReport> rounds;
+
+ private:
+  Deadline deadline() const { return deadline_in(options_.deadline); }
+
+  void report(std::string_view phase) const {
+    if (options_.on_phase) {
+      options_.on_phase(phase);
+    }
+  }
+
+  void bind_buffers() {
+    buffers_.source.resize(problem_.buffers(Role::source).names.size());
+    buffers_.destination.resize(problem_.buffers(Role::destination).names.size());
+    if (parts_.source) {
+      buffers_.source = bind_source(problem_, group_.rank(), parts_.source->borrow(1));
+    }
+    if (parts_.sink) {
+      buffers_.destination =
+          bind_destination(problem_, group_.rank(), resolutions_, parts_.sink->lend(), fallback_);
+    }
+  }
+
+  void run_round(Session& session, std::uint64_t version) {
+    if (parts_.source && version > 1) {
+      parts_.source->borrow(version);
+    }
+    if (parts_.sink) {
+      parts_.sink->begin(version);
+    }
+    group_.barrier("round", deadline());
+    try {
+      session.start(version, deadline());
+      rounds.push_back(session.wait(deadline()));
+      if (parts_.sink) {
+        if (!fallback_.empty()) {
+          const auto stream = fallback_.stream();
+          parts_.sink->load_weights(*stream);
+        }
+        parts_.sink->commit(version);
+      }
+    } catch (...) {
+      session.abort();
+      if (parts_.sink) {
+        parts_.sink->roll_back();
+      }
+      throw;
+    }
+  }
+
+  const Problem& problem_;
+  const Plan& plan_;
+  const std::vector<Resolution>& resolutions_;
+  const LocalJobOptions& options_;
+  LocalRank& parts_;
+  Group& group_;
+  FallbackTensors fallback_;
+  Buffers buffers_;
+};
+
+}  // namespace
+
+LocalJobReport run_local_job(const Problem& problem, const Plan& plan,
+                             const std::vector<Resolution>& resolutions,
+                             std::vector<LocalRank>& ranks, const LocalJobOptions& options) {
+  expects(std::cmp_equal(ranks.size(), problem.world_size()), "one entry a rank of the world");
+  std::vector<std::unique_ptr<Group>> groups =
+      make_thread_groups(std::max<Rank>(1, problem.world_size()));
+  std::vector<std::unique_ptr<RankRun>> runs(ranks.size());
+  FirstError first_error;
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    threads.emplace_back([&, i] {
+      try {
+        runs[i] =
+            std::make_unique<RankRun>(problem, plan, resolutions, options, ranks[i], *groups[i]);
+        runs[i]->run();
+      } catch (...) {
+        first_error.set(groups[i]->rank(), std::current_exception());
+        groups[i].reset();  // the others learn that this rank has left
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  first_error.rethrow();
+
+  LocalJobReport report;
+  report.round_seconds.assign(options.rounds, 0);
+  report.rounds.resize(options.rounds);
+  for (const auto& run : runs) {
+    report.connect_seconds = std::max(report.connect_seconds, run->connect_seconds);
+    report.prepare_seconds = std::max(report.prepare_seconds, run->prepare_seconds);
+    for (std::size_t round = 0; round < options.rounds; ++round) {
+      report.round_seconds[round] =
+          std::max(report.round_seconds[round], run->rounds[round].seconds);
+      report.rounds[round].push_back(run->rounds[round]);
+    }
+  }
+  return report;
+}
+
+}  // namespace m2n

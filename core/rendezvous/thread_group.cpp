@@ -1,0 +1,122 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#include "core/rendezvous/thread_group.hpp"
+
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "core/error.hpp"
+
+namespace m2n {
+namespace {
+
+/// One all-gather of all ranks.
+struct Exchange {
+  explicit Exchange(std::size_t size) : values(size) {}
+
+  std::string phase;
+  std::vector<std::optional<std::string>> values;
+  std::size_t arrived = 0;
+  bool complete = false;
+};
+
+struct World {
+  explicit World(std::size_t ranks) : left(ranks, false), current(new Exchange(ranks)) {}
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<bool> left;
+  std::shared_ptr<Exchange> current;
+};
+
+/// "2, 5" of the ranks for which @p picked holds.
+template <class Picked>
+std::string list_ranks(std::size_t size, Picked picked) {
+  std::string text;
+  for (std::size_t rank = 0; rank < size; ++rank) {
+    if (picked(rank)) {
+      text += (text.empty() ? "" : ", ") + std::to_string(rank);
+    }
+  }
+  return text;
+}
+
+class ThreadGroup final : public Group {
+ public:
+  ThreadGroup(std::shared_ptr<World> world, Rank rank) : world_(std::move(world)), rank_(rank) {}
+
+  ~ThreadGroup() override {
+    const std::lock_guard lock(world_->mutex);
+    world_->left[static_cast<std::size_t>(rank_)] = true;
+    world_->changed.notify_all();
+  }
+
+  Rank rank() const noexcept override { return rank_; }
+  Rank size() const noexcept override { return static_cast<Rank>(world_->left.size()); }
+  bool in_process() const noexcept override { return true; }
+
+  std::vector<std::string> all_gather(std::string_view phase, std::string_view value,
+                                      Deadline deadline) override {
+    std::unique_lock lock(world_->mutex);
+    const std::shared_ptr<Exchange> exchange = world_->current;
+    if (exchange->arrived == 0) {
+      exchange->phase = phase;
+    } else if (exchange->phase != phase) {
+      throw Error(Errc::peer_lost, "rank " + std::to_string(rank_) + " is in phase '" +
+                                       std::string(phase) + "' while others are in '" +
+                                       exchange->phase + "'; ranks must agree on the order");
+    }
+    exchange->values[static_cast<std::size_t>(rank_)] = value;
+    if (++exchange->arrived == exchange->values.size()) {
+      exchange->complete = true;
+      world_->current = std::make_shared<Exchange>(exchange->values.size());
+      world_->changed.notify_all();
+    }
+    const auto missing = [&](std::size_t rank) { return !exchange->values[rank].has_value(); };
+    while (!exchange->complete) {
+      const std::string gone = list_ranks(exchange->values.size(), [&](std::size_t rank) {
+        return missing(rank) && world_->left[rank];
+      });
+      if (!gone.empty()) {
+        throw Error(Errc::peer_lost,
+                    "phase '" + std::string(phase) + "': ranks that have left: " + gone);
+      }
+      if (world_->changed.wait_until(lock, deadline) == std::cv_status::timeout &&
+          !exchange->complete) {
+        throw Error(Errc::timed_out, "phase '" + std::string(phase) +
+                                         "': the deadline passed; ranks missing: " +
+                                         list_ranks(exchange->values.size(), missing));
+      }
+    }
+    std::vector<std::string> values;
+    values.reserve(exchange->values.size());
+    for (const std::optional<std::string>& entry : exchange->values) {
+      values.push_back(*entry);
+    }
+    return values;
+  }
+
+  void barrier(std::string_view phase, Deadline deadline) override {
+    all_gather(phase, {}, deadline);
+  }
+
+ private:
+  std::shared_ptr<World> world_;
+  Rank rank_;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<Group>> make_thread_groups(Rank size) {
+  expects(size > 0, "a world of at least one rank");
+  const auto world = std::make_shared<World>(static_cast<std::size_t>(size));
+  std::vector<std::unique_ptr<Group>> groups;
+  for (Rank rank = 0; rank < size; ++rank) {
+    groups.push_back(std::make_unique<ThreadGroup>(world, rank));
+  }
+  return groups;
+}
+
+}  // namespace m2n
