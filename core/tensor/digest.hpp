@@ -39,9 +39,10 @@ std::uint64_t digest_of_box(const Shape& shape, const Box& box, DType dtype, con
 std::uint64_t synthetic_seed(std::string_view name) noexcept;
 
 /// Bits of element @p index of a synthetic parameter, in the low bits of the result: the top bits
-/// of mix64(seed + (index + 1) * 0x9e3779b97f4a7c15), as many as an element has; for floating-point
-/// types the lowest exponent bit is cleared when the exponent is all ones, so that no value is NaN
-/// or infinite; a bool is 0 or 1. f32 to bf16 casts therefore stay finite but for the last binade.
+/// of mix64(seed + (index + 1) * 0x9e3779b97f4a7c15), as many as an element has; a bool is the top
+/// bit. No value is NaN or infinite: an exponent that is all ones (of each part of a c64) has its
+/// lowest bit cleared, and the one NaN of the fnuz types, 0x80, becomes 0; f4 and f6_* have no such
+/// value and stay as they are. f32 to bf16 casts therefore stay finite but for the last binade.
 std::uint64_t synthetic_bits(DType dtype, std::uint64_t seed, std::uint64_t index) noexcept;
 
 /// Writes the synthetic values of @p box at @p data (element at box.lo) with @p strides in
