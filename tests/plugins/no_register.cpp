@@ -1,0 +1,12 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+
+/// @file
+/// A plug-in that forgot its entry point.
+
+#include "core/api/plugins.hpp"
+
+extern "C" {
+extern const std::uint32_t m2n_plugin_interface_version;
+const std::uint32_t m2n_plugin_interface_version = m2n::kInterfaceVersion;
+}

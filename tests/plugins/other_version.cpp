@@ -1,0 +1,15 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+
+/// @file
+/// A plug-in of the next interface version: to be refused before it runs.
+
+#include <cstdlib>
+
+#include "core/api/plugins.hpp"
+
+extern "C" {
+extern const std::uint32_t m2n_plugin_interface_version;
+const std::uint32_t m2n_plugin_interface_version = m2n::kInterfaceVersion + 1;
+void m2n_plugin_register(m2n::Registries& /*registries*/) { std::abort(); }
+}
