@@ -1,0 +1,21 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// The commands of the program: each takes what follows its name, and gives an exit status.
+
+#include <string>
+#include <vector>
+
+namespace m2n::cli {
+
+using Arguments = std::vector<std::string>;
+
+int run_command(const Arguments& arguments);
+int layout_command(const Arguments& arguments);
+int plan_command(const Arguments& arguments);
+int list_command(const Arguments& arguments);
+int inspect_command(const Arguments& arguments);
+
+}  // namespace m2n::cli

@@ -1,0 +1,63 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#include "core/cli/dump.hpp"
+
+#include <algorithm>
+
+#include "core/engine/compact.hpp"
+
+namespace m2n::cli {
+
+Dump::Dump(const Job& job, const Plan& plan) : job_(job), writer_(job.experiment().dump) {
+  const Experiment& experiment = job.experiment();
+  writer_.experiment({{"planner", experiment.planner},
+                      {"transport", experiment.transport},
+                      {"topology", job.topology().canonical_json()},
+                      {"source", experiment.source_kind},
+                      {"sink", experiment.sink_kind},
+                      {"values", experiment.values}});
+  writer_.problem(job.problem());
+  writer_.plan(plan, job.problem());
+}
+
+void Dump::add_shards(const RankView& view) {
+  shards_ = true;
+  const Problem& problem = job_.problem();
+  for (const Role role : {Role::source, Role::destination}) {
+    const BufferTable& table = problem.buffers(role);
+    const auto& buffers = role == Role::source ? view.buffers->source : view.buffers->destination;
+    for (std::size_t i = 0; i < problem.parameters().size(); ++i) {
+      const Parameter& parameter = problem.parameters()[i];
+      const Layout& layout =
+          *(role == Role::source ? parameter.source : parameter.destination).layout;
+      const auto& ranks = layout.ranks();
+      if (!std::binary_search(ranks.begin(), ranks.end(), view.rank)) {
+        continue;
+      }
+      std::vector<LocalBuffer> slots;
+      for (const std::uint32_t buffer : table.of_parameter[i]) {
+        slots.push_back(buffers[buffer]);
+      }
+      const CompactTensor tensor = gather_compact(layout, view.rank, slots);
+      writer_.shard(role, view.rank, parameter, tensor.shard, tensor.bytes.data());
+    }
+  }
+}
+
+void Dump::add_rounds(const LocalJobReport& report) {
+  for (const auto& round : report.rounds) {
+    for (std::size_t rank = 0; rank < round.size(); ++rank) {
+      writer_.round(static_cast<Rank>(rank), round[rank]);
+    }
+  }
+}
+
+void Dump::commit() {
+  if (shards_) {
+    writer_.stitch(Role::source);
+    writer_.stitch(Role::destination);
+  }
+  writer_.commit();
+}
+
+}  // namespace m2n::cli

@@ -1,0 +1,259 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#include "core/cli/experiment.hpp"
+
+#include <algorithm>
+#include <boost/program_options/parsers.hpp>
+#include <boost/program_options/variables_map.hpp>
+#include <limits>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "core/error.hpp"
+#include "core/io/json_reader.hpp"
+
+namespace m2n::cli {
+namespace {
+
+namespace po = boost::program_options;
+
+/// Flags that stand for a key.
+const std::map<std::string, std::string, std::less<>> kShortFlags = {
+    {"problem", "model.problem"},  {"model", "model.family"},   {"source", "source.kind"},
+    {"sink", "sink.kind"},         {"planner", "planner.name"}, {"transport", "transport.name"},
+    {"topology", "topology.file"}, {"rounds", "run.rounds"},    {"deadline", "run.deadline"},
+    {"dump", "dump.file"},
+};
+
+/// Sections whose other keys belong to a plug-in.
+Options* plugin_section(Experiment& experiment, std::string_view section) {
+  if (section == "model") {
+    return &experiment.model;
+  }
+  if (section == "source") {
+    return &experiment.source;
+  }
+  if (section == "sink") {
+    return &experiment.sink;
+  }
+  if (section == "planner") {
+    return &experiment.planner_options;
+  }
+  return section == "transport" ? &experiment.transport_options : nullptr;
+}
+
+/// A problem file may stand where an experiment file does.
+bool is_json(std::string_view text) {
+  const std::size_t first = text.find_first_not_of(" \t\r\n");
+  return first != text.npos && text[first] == '{';
+}
+
+bool is_section_key(std::string_view word) {
+  return word.find('.') != word.npos && word.find('.') != 0;
+}
+
+/// "--rounds 3" to "--run.rounds=3", so that a flag and a key are one thing. Flags without a value
+/// stay as they are.
+std::vector<std::string> normalized(const std::vector<std::string>& arguments) {
+  static const std::set<std::string_view> kSwitches = {"--json", "--help"};
+  std::vector<std::string> out;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& word = arguments[i];
+    if (word.rfind("--", 0) != 0 || word == "--" || kSwitches.contains(word)) {
+      out.push_back(word);
+      continue;
+    }
+    const std::size_t equals = word.find('=');
+    std::string name = word.substr(2, equals == word.npos ? word.npos : equals - 2);
+    if (const auto found = kShortFlags.find(name); found != kShortFlags.end()) {
+      name = found->second;
+    }
+    std::string value;
+    if (equals != word.npos) {
+      value = word.substr(equals + 1);
+    } else if (i + 1 < arguments.size()) {
+      value = arguments[++i];
+    } else {
+      throw Error(Errc::usage, "flag " + word + " needs a value");
+    }
+    out.push_back("--" + name + "=" + value);
+  }
+  return out;
+}
+
+/// Stores what no plug-in may know, and hands the rest to the sections.
+void store(const po::parsed_options& parsed, po::variables_map& variables, Experiment& experiment,
+           const std::string& where) {
+  po::parsed_options known(parsed.description, parsed.m_options_prefix);
+  for (const po::option& option : parsed.options) {
+    if (!option.unregistered) {
+      known.options.push_back(option);
+      continue;
+    }
+    const std::size_t dot = option.string_key.find('.');
+    Options* section = is_section_key(option.string_key)
+                           ? plugin_section(experiment, option.string_key.substr(0, dot))
+                           : nullptr;
+    if (section == nullptr) {
+      throw Error(Errc::usage,
+                  where + ": unknown key '" + option.string_key + "'; see --help for the keys");
+    }
+    // Flags are stored first, and win.
+    section->emplace(option.string_key.substr(dot + 1),
+                     option.value.empty() ? "" : option.value.front());
+  }
+  po::store(known, variables);
+}
+
+template <class Value>
+void store_path(const po::variables_map& variables, const char* key,
+                const std::filesystem::path& base, Value& out, bool from_file) {
+  if (from_file && variables.count(key) != 0 && !variables[key].defaulted()) {
+    const std::filesystem::path path = variables[key].as<std::string>();
+    out = path.is_absolute() || path.empty() ? path : (base / path).lexically_normal();
+  }
+}
+
+std::int64_t at_least(const po::variables_map& variables, const char* key, std::int64_t least,
+                      std::int64_t most) {
+  const auto value = variables[key].as<std::int64_t>();
+  if (value < least || value > most) {
+    throw Error(Errc::usage, std::string(key) + " is " + std::to_string(value) + "; it must be " +
+                                 std::to_string(least) + " to " + std::to_string(most));
+  }
+  return value;
+}
+
+}  // namespace
+
+po::options_description experiment_flags(Experiment& e) {
+  const auto text = [](const std::string& value) {
+    return po::value<std::string>()->default_value(value);
+  };
+  const auto path = [] { return po::value<std::string>()->default_value(""); };
+  const auto number = [](std::int64_t value) {
+    return po::value<std::int64_t>()->default_value(value);
+  };
+  po::options_description flags("Keys of an experiment, by section; each is also a flag");
+  flags.add_options()  //
+      ("model.problem", path(), "a problem file instead of a model (also --problem)")(
+          "model.family", text(e.model_family), "model family, see 'm2n list' (also --model)")(
+          "model.config", path(), "config.json with the sizes; other model.* keys are sizes")(
+          "source.kind", text(e.source_kind), "how trainers hold weights (also --source)")(
+          "source.ranks", number(e.source_ranks), "number of trainer ranks")(
+          "source.values", text(e.values), "where values come from: safetensors, synthetic, hdf5")(
+          "source.path", path(),
+          "file or folder of the values; other source.* keys go to the source")(
+          "sink.kind", text(e.sink_kind), "where workers want weights (also --sink)")(
+          "sink.workers", number(e.sink_workers), "number of inference ranks")(
+          "sink.tensor_parallel", number(e.tensor_parallel),
+          "tensor-parallel size; 0: all workers; other sink.* keys go to the sink")(
+          "planner.name", text(e.planner), "who plans (also --planner); others go to the planner")(
+          "transport.name", text(e.transport), "who moves (also --transport); others go to it")(
+          "topology.file", path(), "a topology file (also --topology)")(
+          "run.rounds", number(1), "weight updates (also --rounds)")(
+          "run.deadline", po::value<double>()->default_value(e.deadline_seconds),
+          "seconds that a phase may take (also --deadline)")(
+          "run.verify", po::value<bool>()->default_value(e.verify),
+          "compare every destination element with the oracle")("dump.file", path(),
+                                                               "HDF5 file to write (also --dump)")(
+          "dump.shards", po::value<bool>()->default_value(e.dump_shards),
+          "also dump every rank's local tensors")(
+          "plugin", po::value<std::vector<std::string>>()->composing(),
+          "shared library with more plug-ins; may come several times")(
+          "json", po::bool_switch(), "one JSON object on standard output");
+  return flags;
+}
+
+Experiment parse_experiment(const std::vector<std::string>& arguments) {
+  Experiment experiment;
+  po::options_description flags = experiment_flags(experiment);
+  po::options_description all;
+  all.add(flags).add_options()("experiment", po::value<std::vector<std::string>>());
+  po::positional_options_description positional;
+  positional.add("experiment", -1);
+  po::variables_map variables;
+  std::set<std::string> from_file;
+  std::string problem_file;
+  try {
+    store(
+        po::command_line_parser(normalized(arguments))
+            .options(all)
+            .positional(positional)
+            .style(po::command_line_style::default_style & ~po::command_line_style::allow_guessing)
+            .allow_unregistered()
+            .run(),
+        variables, experiment, "command line");
+    if (variables.count("experiment") != 0) {
+      const auto files = variables["experiment"].as<std::vector<std::string>>();
+      if (files.size() > 1) {
+        throw Error(Errc::usage, "'" + files[1] + "' is one file too many; a command takes one");
+      }
+      const std::string text = read_text_file(files.front());
+      if (is_json(text)) {
+        problem_file = files.front();
+      } else {
+        experiment.file = files.front();
+        std::istringstream stream(text);
+        const po::parsed_options parsed = po::parse_config_file(stream, flags, true);
+        for (const po::option& option : parsed.options) {
+          if (variables.count(option.string_key) == 0 || variables[option.string_key].defaulted()) {
+            from_file.insert(option.string_key);
+          }
+        }
+        store(parsed, variables, experiment, experiment.file.string());
+      }
+    }
+    po::notify(variables);
+  } catch (const po::error& error) {
+    throw Error(Errc::usage,
+                (experiment.file.empty() ? std::string("command line") : experiment.file.string()) +
+                    ": " + error.what());
+  }
+
+  const std::filesystem::path base = experiment.file.parent_path();
+  const auto read_path = [&](const char* key, std::filesystem::path& out) {
+    out = variables[key].as<std::string>();
+    store_path(variables, key, base, out, from_file.contains(key));
+  };
+  constexpr std::int64_t kMaxRanks = std::numeric_limits<Rank>::max();
+  read_path("model.problem", experiment.problem);
+  if (!problem_file.empty()) {
+    if (!experiment.problem.empty()) {
+      throw Error(Errc::usage, "'" + problem_file + "' and '" + experiment.problem.string() +
+                                   "' are two problem files; a command takes one");
+    }
+    experiment.problem = problem_file;
+  }
+  read_path("model.config", experiment.model_config);
+  read_path("source.path", experiment.values_path);
+  read_path("topology.file", experiment.topology);
+  read_path("dump.file", experiment.dump);
+  experiment.model_family = variables["model.family"].as<std::string>();
+  experiment.source_kind = variables["source.kind"].as<std::string>();
+  experiment.source_ranks = static_cast<Rank>(at_least(variables, "source.ranks", 1, kMaxRanks));
+  experiment.values = variables["source.values"].as<std::string>();
+  experiment.sink_kind = variables["sink.kind"].as<std::string>();
+  experiment.sink_workers = static_cast<Rank>(at_least(variables, "sink.workers", 1, kMaxRanks));
+  experiment.tensor_parallel = at_least(variables, "sink.tensor_parallel", 0, kMaxRanks);
+  experiment.planner = variables["planner.name"].as<std::string>();
+  experiment.transport = variables["transport.name"].as<std::string>();
+  experiment.rounds = static_cast<std::uint64_t>(
+      at_least(variables, "run.rounds", 1, std::numeric_limits<std::int64_t>::max()));
+  experiment.deadline_seconds = variables["run.deadline"].as<double>();
+  if (!(experiment.deadline_seconds > 0 && experiment.deadline_seconds < 1e9)) {
+    throw Error(Errc::usage, "run.deadline must be a positive number of seconds below 1e9");
+  }
+  experiment.verify = variables["run.verify"].as<bool>();
+  experiment.dump_shards = variables["dump.shards"].as<bool>();
+  if (variables.count("plugin") != 0) {
+    for (const std::string& file : variables["plugin"].as<std::vector<std::string>>()) {
+      experiment.plugins.emplace_back(file);
+    }
+  }
+  experiment.json = variables["json"].as<bool>();
+  return experiment;
+}
+
+}  // namespace m2n::cli

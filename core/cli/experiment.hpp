@@ -1,0 +1,68 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// Experiments: an INI file with sections, every key also a flag.
+
+#include <boost/program_options/options_description.hpp>
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/api/registry.hpp"
+#include "core/layout/mesh.hpp"
+
+namespace m2n::cli {
+
+/// Everything that a command may be told. A plain value. Paths of an experiment file are relative
+/// to the file's folder, those of flags to the working folder.
+struct Experiment {
+  std::filesystem::path file;     ///< Of the experiment; empty when there is none.
+  std::filesystem::path problem;  ///< Of a problem file; then model, source and sink need no word.
+
+  std::string model_family;
+  std::filesystem::path model_config;
+  Options model;
+
+  std::string source_kind = "fsdp";
+  Rank source_ranks = 1;
+  std::string values = "synthetic";
+  std::filesystem::path values_path;
+  Options source;
+
+  std::string sink_kind = "inplace";
+  Rank sink_workers = 1;
+  std::int64_t tensor_parallel = 0;  ///< 0: as many as there are workers.
+  Options sink;
+
+  std::string planner = "direct";
+  Options planner_options;
+  std::string transport = "loopback";
+  Options transport_options;
+  std::filesystem::path topology;
+
+  std::uint64_t rounds = 1;
+  double deadline_seconds = 60;
+  bool verify = true;
+
+  std::filesystem::path dump;
+  bool dump_shards = true;
+
+  std::vector<std::filesystem::path> plugins;
+  bool json = false;
+};
+
+/// The flags of an experiment, by section, for --help.
+boost::program_options::options_description experiment_flags(Experiment& experiment);
+
+/// Parses @p arguments (without program and command): at most one experiment file (or problem file,
+/// which is JSON), and flags; flags win. Keys of the form section.key that are not ours go to the
+/// section's plug-in.
+/// @throws Error{usage} naming the flag or key; Error{io} when the file cannot be read.
+Experiment parse_experiment(const std::vector<std::string>& arguments);
+
+}  // namespace m2n::cli

@@ -1,0 +1,137 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#include "core/cli/job.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/engine/binding.hpp"
+#include "core/error.hpp"
+#include "core/io/json_reader.hpp"
+
+namespace m2n::cli {
+
+Job::Job(const Experiment& experiment)
+    : experiment_(experiment), registries_(builtin_registries()) {
+  for (const std::filesystem::path& file : experiment_.plugins) {
+    load_plugin(file, registries_);
+  }
+  // Unknown names are found before anything large is read.
+  make_planner();
+  registries_.transports.create(experiment_.transport, {experiment_.transport_options});
+  if (experiment_.problem.empty()) {
+    build_from_model();
+  } else {
+    build_from_problem();
+  }
+  topology_ = experiment_.topology.empty()
+                  ? Topology::single_island(std::max<Rank>(1, problem_->world_size()))
+                  : Topology::read(experiment_.topology);
+  topology_.require(problem_->world_size());
+}
+
+void Job::build_from_problem() {
+  problem_ = std::make_unique<const Problem>(Problem::read(experiment_.problem));
+  Catalogue catalogue;
+  for (const Parameter& parameter : problem_->parameters()) {
+    catalogue.push_back({parameter.name, parameter.source_dtype(), parameter.shape});
+    declared_source_.push_back(
+        {parameter.name, parameter.source_dtype(), parameter.shape, parameter.source});
+    declared_sink_.push_back(
+        {Mode::direct, parameter.destination, parameter.cast, "declared by the problem file"});
+  }
+  experiment_.source_kind = "declared";
+  Options options;
+  if (!experiment_.values_path.empty()) {
+    options["path"] = experiment_.values_path.string();
+  }
+  values_ = registries_.values.create(experiment_.values, {options, catalogue});
+  source_ranks_ = problem_->world_size();
+  if (experiment_.sink_kind == "inplace" || problem_->destination_ranks().empty()) {
+    resolutions_ = declared_sink_;
+    return;
+  }
+  // Another sink may take the parameters in another way.
+  resolutions_ = make_sink(problem_->destination_ranks().front())->resolve(declared_source_);
+  problem_ = std::make_unique<const Problem>(make_problem(declared_source_, resolutions_));
+}
+
+void Job::build_from_model() {
+  if (experiment_.model_family.empty()) {
+    std::string families;
+    for (const auto& entry : registries_.models.entries()) {
+      families += (families.empty() ? "" : ", ") + entry.first;
+    }
+    throw Error(
+        Errc::usage,
+        "no model: name an experiment file, --problem FILE, or --model with one of " + families);
+  }
+  Options model_options = experiment_.model;
+  if (!experiment_.model_config.empty()) {
+    model_options["config"] = read_text_file(experiment_.model_config);
+  }
+  const auto family = registries_.models.create(experiment_.model_family, {model_options});
+  Options value_options;
+  if (!experiment_.values_path.empty()) {
+    value_options["path"] = experiment_.values_path.string();
+  }
+  values_ = registries_.values.create(experiment_.values, {value_options, family->catalogue()});
+
+  const Index tensor_parallel =
+      experiment_.tensor_parallel == 0 ? experiment_.sink_workers : experiment_.tensor_parallel;
+  if (experiment_.sink_workers % tensor_parallel != 0) {
+    throw Error(Errc::usage, "sink.workers is " + std::to_string(experiment_.sink_workers) +
+                                 "; it must be a multiple of sink.tensor_parallel, which is " +
+                                 std::to_string(tensor_parallel));
+  }
+  auto models = std::make_shared<std::vector<WorkerModel>>();
+  for (Rank worker = 0; worker < experiment_.sink_workers; ++worker) {
+    models->push_back(
+        family->worker({experiment_.sink_workers, tensor_parallel}, worker, values_->catalogue()));
+    check_worker_model(models->back(), values_->catalogue());
+  }
+  models_ = std::move(models);
+  source_ranks_ = experiment_.source_ranks;
+  first_worker_ = experiment_.source_ranks;
+  const auto source = make_source(0);
+  resolutions_ = make_sink(first_worker_)->resolve(source->params());
+  problem_ = std::make_unique<const Problem>(make_problem(source->params(), resolutions_));
+}
+
+std::unique_ptr<Planner> Job::make_planner() const {
+  return registries_.planners.create(experiment_.planner, {experiment_.planner_options});
+}
+
+std::unique_ptr<WeightSource> Job::make_source(Rank rank) const {
+  return registries_.sources.create(
+      experiment_.source_kind,
+      {experiment_.source, rank, source_ranks_, values_, declared_source_});
+}
+
+std::unique_ptr<WeightSink> Job::make_sink(Rank rank) const {
+  return registries_.sinks.create(experiment_.sink_kind,
+                                  {experiment_.sink, rank, first_worker_, models_, declared_sink_});
+}
+
+std::vector<LocalRank> Job::make_ranks() const {
+  std::vector<LocalRank> ranks(static_cast<std::size_t>(problem_->world_size()));
+  const auto source = make_source(0);
+  const auto holds = [](const std::vector<Rank>& side, Rank rank) {
+    return std::binary_search(side.begin(), side.end(), rank);
+  };
+  for (Rank rank = 0; rank < problem_->world_size(); ++rank) {
+    LocalRank& parts = ranks[static_cast<std::size_t>(rank)];
+    parts.transport =
+        registries_.transports.create(experiment_.transport, {experiment_.transport_options});
+    if (holds(problem_->source_ranks(), rank)) {
+      parts.source = make_source(rank);
+    }
+    if (holds(problem_->destination_ranks(), rank)) {
+      parts.sink = make_sink(rank);
+      parts.sink->resolve(source->params());
+    }
+  }
+  return ranks;
+}
+
+}  // namespace m2n::cli

@@ -1,0 +1,57 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// From an experiment to everything that a command works on, composed by name.
+
+#include <memory>
+#include <vector>
+
+#include "core/api/builtin.hpp"
+#include "core/cli/experiment.hpp"
+#include "core/engine/local_job.hpp"
+#include "core/plan/topology.hpp"
+
+namespace m2n::cli {
+
+/// An experiment, built up to its problem. No weight memory is held yet.
+class Job {
+ public:
+  explicit Job(const Experiment& experiment);
+
+  const Experiment& experiment() const noexcept { return experiment_; }
+  const Registries& registries() const noexcept { return registries_; }
+  const Problem& problem() const noexcept { return *problem_; }
+  const Topology& topology() const noexcept { return topology_; }
+  const std::vector<Resolution>& resolutions() const noexcept { return resolutions_; }
+  const TensorValues& values() const noexcept { return *values_; }
+  /// Null for a problem file.
+  const std::vector<WorkerModel>* models() const noexcept { return models_.get(); }
+  /// World rank of worker 0 of a model's deployment.
+  Rank first_worker() const noexcept { return first_worker_; }
+
+  std::unique_ptr<Planner> make_planner() const;
+  /// Sources, sinks and transports of every rank of the world.
+  std::vector<LocalRank> make_ranks() const;
+
+ private:
+  void build_from_problem();
+  void build_from_model();
+  std::unique_ptr<WeightSource> make_source(Rank rank) const;
+  std::unique_ptr<WeightSink> make_sink(Rank rank) const;
+
+  Experiment experiment_;
+  Registries registries_;
+  Topology topology_;
+  std::shared_ptr<const TensorValues> values_;
+  std::shared_ptr<const std::vector<WorkerModel>> models_;
+  std::vector<ParamSpec> declared_source_;
+  std::vector<Resolution> declared_sink_;
+  Rank source_ranks_ = 0;
+  Rank first_worker_ = 0;
+  std::vector<Resolution> resolutions_;
+  std::unique_ptr<const Problem> problem_;
+};
+
+}  // namespace m2n::cli

@@ -1,0 +1,52 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// What a person reads: tables that line up, sizes with units, progress.
+
+#include <cstdint>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace m2n::cli {
+
+/// Text columns. The first row is the header; numbers (cells that start with a digit) line up
+/// right.
+class Table {
+ public:
+  explicit Table(std::vector<std::string> header) { rows_.push_back(std::move(header)); }
+  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  std::string text() const;
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+/// "90.9 MB" (10^6), "512 B".
+std::string human_bytes(std::uint64_t bytes);
+/// "1.25 ms".
+std::string human_seconds(double seconds);
+/// Fixed digits after the point.
+std::string fixed(double value, int digits);
+
+/// Says on standard error what is going on, when that is a terminal: each phase once, on one line.
+/// Thread-safe.
+class Progress {
+ public:
+  explicit Progress(bool enabled);
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  ~Progress();
+  void phase(std::string_view text);
+
+ private:
+  std::mutex mutex_;
+  std::string last_;
+  bool enabled_;
+};
+
+}  // namespace m2n::cli

@@ -1,0 +1,33 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#include "core/engine/compact.hpp"
+
+#include <map>
+
+#include "core/tensor/copy.hpp"
+
+namespace m2n {
+
+CompactTensor gather_compact(const Layout& layout, Rank rank,
+                             const std::vector<LocalBuffer>& slots) {
+  const DType dtype = layout.dtype();
+  CompactTensor tensor{layout.compact(rank), {}};
+  tensor.bytes.resize(static_cast<std::uint64_t>(element_count(tensor.shard.local_shape)) *
+                      bytes_of(dtype));
+  // A compact shard holds the same boxes, perhaps in another order; equal boxes keep theirs.
+  std::multimap<Box, const View*> views;
+  for (const RankPiece& entry : layout.pieces_of(rank)) {
+    views.emplace(entry.piece.box, &entry.piece.view);
+  }
+  for (const Piece& piece : tensor.shard.pieces) {
+    const auto found = views.lower_bound(piece.box);
+    const View& view = *found->second;
+    copy_region({piece.box.extents(), view.strides, piece.view.strides, dtype, dtype},
+                slots[view.buffer].data + view.offset_bytes,
+                tensor.bytes.data() + piece.view.offset_bytes);
+    views.erase(found);
+  }
+  return tensor;
+}
+
+}  // namespace m2n
