@@ -1,0 +1,350 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/support/placed_problem.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <iostream>
+#include <optional>
+#include <tuple>
+
+#include "core/tensor/digest.hpp"
+
+namespace m2n::testing {
+namespace {
+
+/// Global indices of each dimension in local order, on one rank.
+using Lists = std::vector<std::vector<Index>>;
+
+struct RankTensor {
+  Rank rank = 0;
+  Lists lists;
+};
+
+std::vector<Index> cut(const std::vector<Index>& list, Index parts, Index part) {
+  const auto size = static_cast<Index>(list.size());
+  const Index step = (size + parts - 1) / parts;
+  const Index begin = std::min(size, part * step);
+  const Index end = std::min(size, begin + step);
+  return {list.begin() + begin, list.begin() + end};
+}
+
+Index count(const Lists& lists) {
+  Index product = 1;
+  for (const auto& list : lists) {
+    product *= static_cast<Index>(list.size());
+  }
+  return product;
+}
+
+/// Calls visit(local coordinate, global flat index) for every element, row-major.
+template <class Visit>
+void for_each_element(const Lists& lists, const Shape& shape, Visit visit) {
+  const Index all = count(lists);
+  for (Index n = 0; n < all; ++n) {
+    Dims local = Dims::filled(lists.size(), 0);
+    Index rest = n;
+    for (std::size_t d = lists.size(); d-- > 0;) {
+      local[d] = rest % static_cast<Index>(lists[d].size());
+      rest /= static_cast<Index>(lists[d].size());
+    }
+    Index flat = 0;
+    for (std::size_t d = 0; d < lists.size(); ++d) {
+      flat = flat * shape[d] + lists[d][static_cast<std::size_t>(local[d])];
+    }
+    visit(local, flat);
+  }
+}
+
+class Generator {
+ public:
+  Generator(std::mt19937_64& random, const PlacedLimits& limits)
+      : random_(random), limits_(limits) {}
+
+  PlacedProblem make() {
+    const auto parameters = static_cast<std::size_t>(pick(1, Index(limits_.parameters)));
+    for (std::size_t i = 0; i < parameters; ++i) {
+      Parameter parameter;
+      parameter.name = "p" + std::to_string(i);
+      parameter.shape = random_shape();
+      parameters_.push_back(std::move(parameter));
+      dtypes_.push_back(random_dtypes());
+      parameters_.back().cast = dtypes_.back().first != dtypes_.back().second;
+    }
+    make_side(&Parameter::source, truth_.source, true);
+    make_side(&Parameter::destination, truth_.destination, false);
+    return {Problem::make(std::move(parameters_)), std::move(truth_)};
+  }
+
+ private:
+  using Places = std::map<std::pair<Rank, std::string>, std::vector<Place>>;
+
+  Index pick(Index lo, Index hi) { return std::uniform_int_distribution<Index>(lo, hi)(random_); }
+  bool chance(int percent) { return pick(1, 100) <= percent; }
+
+  Shape random_shape() {
+    Shape shape;
+    Index room = limits_.elements;
+    for (Index d = pick(0, 4); d > 0; --d) {
+      const Index extent = chance(4) ? 0 : pick(1, std::max<Index>(1, std::min<Index>(room, 12)));
+      shape.push_back(extent);
+      room /= std::max<Index>(1, extent);
+    }
+    return shape;
+  }
+
+  std::pair<DType, DType> random_dtypes() {
+    if (limits_.casts && chance(20)) {
+      static constexpr std::array kFloats = {DType::f32, DType::bf16, DType::f16};
+      return {kFloats[static_cast<std::size_t>(pick(0, 2))],
+              kFloats[static_cast<std::size_t>(pick(0, 2))]};
+    }
+    static constexpr std::array kAny = {DType::u8,  DType::bf16,    DType::f32,
+                                        DType::i64, DType::f8_e4m3, DType::boolean};
+    const DType dtype = kAny[static_cast<std::size_t>(pick(0, 5))];
+    return {dtype, dtype};
+  }
+
+  /// Some ranks of the world, in any order.
+  std::vector<Rank> random_ranks(std::size_t most) {
+    std::vector<Rank> all;
+    for (Rank rank = 0; rank < limits_.ranks; ++rank) {
+      all.push_back(rank);
+    }
+    std::shuffle(all.begin(), all.end(), random_);
+    all.resize(std::min(most, all.size()));
+    return all;
+  }
+
+  void make_side(Side Parameter::*side, Places& places, bool source) {
+    if (chance(12)) {
+      make_flat_unit(side, places, source);
+      return;
+    }
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      const DType dtype = source ? dtypes_[i].first : dtypes_[i].second;
+      const Shape& shape = parameters_[i].shape;
+      Dims mesh_dims;
+      std::vector<Placement> placements;
+      Index size = 1;
+      for (Index axis = pick(1, 3); axis > 0; --axis) {
+        const Index extent = pick(1, std::max<Index>(1, std::min<Index>(4, limits_.ranks / size)));
+        size *= extent;
+        mesh_dims.push_back(extent);
+        const Index kind = shape.empty() ? 0 : pick(0, 3);
+        const int dim = shape.empty() ? 0 : static_cast<int>(pick(0, Index(shape.size()) - 1));
+        placements.push_back(kind == 0   ? Placement::replicate()
+                             : kind == 3 ? Placement::strided_shard(dim, pick(1, 4))
+                                         : Placement::shard(dim));
+      }
+      const std::vector<Rank> ranks = random_ranks(static_cast<std::size_t>(size));
+      std::vector<RankTensor> tensors;
+      for (std::size_t position = 0; position < ranks.size(); ++position) {
+        tensors.push_back(
+            {ranks[position], lists_at(shape, mesh_dims, placements, Index(position))});
+      }
+      if (limits_.views && chance(45)) {
+        place_in_views(side, places, i, dtype, tensors);
+      } else {
+        (parameters_[i].*side).layout =
+            table_.intern(Layout::sharded(shape, dtype, Mesh(mesh_dims, ranks), placements));
+        (parameters_[i].*side).buffers = {parameters_[i].name};
+        place_compact(places, i, dtype, tensors);
+      }
+    }
+  }
+
+  Lists lists_at(const Shape& shape, const Dims& mesh, const std::vector<Placement>& placements,
+                 Index position) {
+    Dims at = Dims::filled(mesh.size(), 0);
+    for (std::size_t axis = mesh.size(); axis-- > 0;) {
+      at[axis] = position % mesh[axis];
+      position /= mesh[axis];
+    }
+    Lists lists(shape.size());
+    for (std::size_t d = 0; d < shape.size(); ++d) {
+      for (Index i = 0; i < shape[d]; ++i) {
+        lists[d].push_back(i);
+      }
+    }
+    for (std::size_t axis = 0; axis < placements.size(); ++axis) {
+      const Placement& placement = placements[axis];
+      if (placement.kind == Placement::Kind::replicate) {
+        continue;
+      }
+      auto& list = lists[static_cast<std::size_t>(placement.dim)];
+      std::vector<Index> mine;
+      for (Index j = 0; j < placement.split_factor; ++j) {
+        const auto part = cut(cut(list, placement.split_factor, j), mesh[axis], at[axis]);
+        mine.insert(mine.end(), part.begin(), part.end());
+      }
+      list = mine;
+    }
+    return lists;
+  }
+
+  void place_compact(Places& places, std::size_t i, DType dtype,
+                     const std::vector<RankTensor>& tensors) {
+    for (const RankTensor& tensor : tensors) {
+      auto& list = places[{tensor.rank, parameters_[i].name}];
+      Index n = 0;
+      for_each_element(tensor.lists, parameters_[i].shape, [&](const Dims&, Index flat) {
+        list.push_back({static_cast<std::uint32_t>(i), flat,
+                        static_cast<std::uint64_t>(n++) * bytes_of(dtype)});
+      });
+    }
+  }
+
+  /// Puts each rank's local tensor into the side's fused buffer: dimensions stored in any order,
+  /// rows padded, at any byte.
+  void place_in_views(Side Parameter::*side, Places& places, std::size_t i, DType dtype,
+                      const std::vector<RankTensor>& tensors) {
+    const Shape& shape = parameters_[i].shape;
+    const std::string buffer = "fused" + std::to_string(pick(0, 1));
+    std::vector<RankPiece> pieces;
+    std::vector<Rank> ranks;
+    for (const RankTensor& tensor : tensors) {
+      ranks.push_back(tensor.rank);
+      std::vector<std::size_t> order(shape.size());
+      for (std::size_t d = 0; d < order.size(); ++d) {
+        order[d] = d;
+      }
+      std::shuffle(order.begin(), order.end(), random_);
+      Strides strides = Dims::filled(shape.size(), 1);
+      Index reach = 1;
+      for (const std::size_t d : order) {
+        strides[d] = reach;
+        reach *= std::max<Index>(1, static_cast<Index>(tensor.lists[d].size()));
+        reach += chance(30) ? pick(0, 2) : 0;
+      }
+      auto& end = buffer_end_[{side == &Parameter::source, tensor.rank, buffer}];
+      const std::uint64_t offset = end + static_cast<std::uint64_t>(chance(50) ? pick(0, 9) : 0);
+      const std::uint64_t item = bytes_of(dtype);
+      end = offset + static_cast<std::uint64_t>(reach) * item;
+      auto& list = places[{tensor.rank, buffer}];
+      for_each_element(tensor.lists, shape, [&](const Dims& local, Index flat) {
+        Index element = 0;
+        for (std::size_t d = 0; d < local.size(); ++d) {
+          element += local[d] * strides[d];
+        }
+        list.push_back({static_cast<std::uint32_t>(i), flat,
+                        offset + static_cast<std::uint64_t>(element) * item});
+      });
+      append_pieces(tensor, strides, offset, item, pieces);
+    }
+    std::shuffle(pieces.begin(), pieces.end(), random_);
+    (parameters_[i].*side).layout =
+        table_.intern(Layout::explicit_pieces(shape, dtype, ranks, std::move(pieces)));
+    (parameters_[i].*side).buffers = {buffer};
+  }
+
+  /// One piece a combination of runs of neighbouring indices.
+  static void append_pieces(const RankTensor& tensor, const Strides& strides, std::uint64_t offset,
+                            std::uint64_t item, std::vector<RankPiece>& pieces) {
+    struct Run {
+      Index local;
+      Interval global;
+    };
+    std::vector<std::vector<Run>> runs;
+    for (const auto& list : tensor.lists) {
+      std::vector<Run> of_dim;
+      for (std::size_t at = 0; at < list.size(); ++at) {
+        if (!of_dim.empty() && of_dim.back().global.end == list[at]) {
+          ++of_dim.back().global.end;
+        } else {
+          of_dim.push_back({Index(at), {list[at], list[at] + 1}});
+        }
+      }
+      runs.push_back(std::move(of_dim));
+    }
+    std::vector<RankPiece> products{{tensor.rank, {{}, {0, offset, strides}}}};
+    for (std::size_t d = 0; d < runs.size(); ++d) {
+      std::vector<RankPiece> next;
+      for (const RankPiece& base : products) {
+        for (const Run& run : runs[d]) {
+          RankPiece piece = base;
+          piece.piece.box.lo.push_back(run.global.begin);
+          piece.piece.box.hi.push_back(run.global.end);
+          piece.piece.view.offset_bytes +=
+              static_cast<std::uint64_t>(run.local * strides[d]) * item;
+          next.push_back(piece);
+        }
+      }
+      products = std::move(next);
+    }
+    pieces.insert(pieces.end(), products.begin(), products.end());
+  }
+
+  /// All parameters of one dtype in a flat buffer; the others get a replica on one rank.
+  void make_flat_unit(Side Parameter::*side, Places& places, bool source) {
+    const std::vector<Rank> ranks = random_ranks(static_cast<std::size_t>(pick(1, 5)));
+    const auto dtype_of = [&](std::size_t i) {
+      return source ? dtypes_[i].first : dtypes_[i].second;
+    };
+    const DType dtype = dtype_of(0);
+    const Index align = pick(0, 2) * 4;
+    std::vector<std::size_t> members;
+    std::vector<Shape> shapes;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (dtype_of(i) == dtype && !parameters_[i].shape.empty()) {
+        members.push_back(i);
+        shapes.push_back(parameters_[i].shape);
+        continue;
+      }
+      (parameters_[i].*side).layout = table_.intern(Layout::sharded(
+          parameters_[i].shape, dtype_of(i), Mesh({1}, {ranks.front()}), {Placement::replicate()}));
+      (parameters_[i].*side).buffers = {parameters_[i].name};
+      place_compact(
+          places, i, dtype_of(i),
+          {{ranks.front(), lists_at(parameters_[i].shape, {1}, {Placement::replicate()}, 0)}});
+    }
+    if (members.empty()) {
+      return;
+    }
+    const FlatUnit unit = flat_unit(shapes, align, ranks.size());
+    const Index part = (unit.elements + Index(ranks.size()) - 1) / Index(ranks.size());
+    Index begin = 0;
+    for (const std::size_t i : members) {
+      begin += align > 0 ? (align - begin % align) % align : 0;
+      (parameters_[i].*side).layout =
+          table_.intern(Layout::flat(parameters_[i].shape, dtype, begin, unit.elements, ranks));
+      (parameters_[i].*side).buffers = {"flat"};
+      for (Index flat = 0; flat < element_count(parameters_[i].shape); ++flat) {
+        const Index at = begin + flat;
+        places[{ranks[static_cast<std::size_t>(at / part)], "flat"}].push_back(
+            {static_cast<std::uint32_t>(i), flat,
+             static_cast<std::uint64_t>(at % part) * bytes_of(dtype)});
+      }
+      begin += element_count(parameters_[i].shape);
+    }
+  }
+
+  std::mt19937_64& random_;
+  const PlacedLimits& limits_;
+  std::vector<Parameter> parameters_;
+  std::vector<std::pair<DType, DType>> dtypes_;
+  Truth truth_;
+  LayoutTable table_;
+  std::map<std::tuple<bool, Rank, std::string>, std::uint64_t> buffer_end_;
+};
+
+}  // namespace
+
+PlacedProblem placed_problem(std::mt19937_64& random, const PlacedLimits& limits) {
+  return Generator(random, limits).make();
+}
+
+std::uint64_t test_bits(DType dtype, std::uint32_t parameter, Index flat) {
+  return synthetic_bits(dtype, mix64(parameter + 1), static_cast<std::uint64_t>(flat));
+}
+
+std::uint64_t test_seed() {
+  const char* const given = std::getenv("M2N_TEST_SEED");  // NOLINT(concurrency-mt-unsafe)
+  const std::uint64_t seed =
+      given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
+  std::cout << "M2N_TEST_SEED=" << seed << '\n';
+  return seed;
+}
+
+}  // namespace m2n::testing

@@ -1,0 +1,57 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// Random resharding problems, and, told apart from every layout class, where each element belongs.
+
+#include <cstdint>
+#include <map>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/plan/problem.hpp"
+
+namespace m2n::testing {
+
+/// One element of one parameter, in a buffer of one rank.
+struct Place {
+  std::uint32_t parameter = 0;
+  Index flat = 0;  ///< Global row-major index.
+  std::uint64_t offset_bytes = 0;
+};
+
+/// Where everything is, worked out element by element from index lists (who owns element k?).
+struct Truth {
+  std::map<std::pair<Rank, std::string>, std::vector<Place>> source;
+  std::map<std::pair<Rank, std::string>, std::vector<Place>> destination;
+};
+
+struct PlacedProblem {
+  Problem problem;
+  Truth truth;
+};
+
+/// What to draw from.
+struct PlacedLimits {
+  Rank ranks = 8;        ///< Of the world; sources and destinations may overlap.
+  Index elements = 160;  ///< Of one tensor, about.
+  std::size_t parameters = 3;
+  bool views = true;  ///< Fused and transposed buffers, odd offsets.
+  bool casts = true;
+};
+
+/// Tensors of rank 0 to 4, meshes of 1 to 3 axes over permuted and gapped ranks, even, uneven,
+/// empty, strided and replicated shards, FSDP1 flat units, and, with views, local tensors
+/// transposed, padded and fused into shared buffers at odd offsets.
+PlacedProblem placed_problem(std::mt19937_64& random, const PlacedLimits& limits = {});
+
+/// Bits of element @p flat of @p parameter at the source: differs between elements and parameters.
+std::uint64_t test_bits(DType dtype, std::uint32_t parameter, Index flat);
+
+/// M2N_TEST_SEED, or a fresh one; printed, so that a failure can be repeated.
+std::uint64_t test_seed();
+
+}  // namespace m2n::testing

@@ -1,0 +1,232 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+
+/// @file
+/// Random problems, planned by every planner, proved, moved as real bytes, and compared with a
+/// truth that was worked out element by element.
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <boost/test/unit_test.hpp>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <mutex>
+#include <thread>
+
+#include "core/api/builtin.hpp"
+#include "core/rendezvous/thread_group.hpp"
+#include "core/tensor/cast.hpp"
+#include "tests/support/placed_problem.hpp"
+
+namespace m2n {
+namespace {
+
+using testing::Place;
+using testing::PlacedProblem;
+
+constexpr Rank kRanks = 8;
+constexpr std::chrono::seconds kDeadline{60};
+constexpr std::byte kUntouched{0xCD};
+
+/// Memory of one rank, by buffer number.
+struct RankMemory {
+  std::vector<std::vector<std::byte>> source;
+  std::vector<std::vector<std::byte>> destination;
+};
+
+void write_bits(std::byte* at, DType dtype, std::uint64_t bits) {
+  std::memcpy(at, &bits, bytes_of(dtype));  // little-endian, as every platform that we build for
+}
+
+/// The bits that must arrive: cast by an own rule, one element at a time.
+std::uint64_t cast_bits(DType from, DType to, std::uint64_t bits) {
+  if (from == to) {
+    return bits;
+  }
+  float value = 0;
+  if (from == DType::f32) {
+    value = std::bit_cast<float>(static_cast<std::uint32_t>(bits));
+  } else {
+    value = from == DType::bf16 ? f32_from_bf16(static_cast<std::uint16_t>(bits))
+                                : f32_from_f16(static_cast<std::uint16_t>(bits));
+  }
+  if (to == DType::f32) {
+    return std::bit_cast<std::uint32_t>(value);
+  }
+  return to == DType::bf16 ? bf16_from_f32(value) : f16_from_f32(value);
+}
+
+std::vector<std::vector<std::byte>> allocate(const Problem& problem, Role role, Rank rank) {
+  std::vector<std::vector<std::byte>> buffers;
+  for (const std::uint64_t bytes : problem.buffer_bytes(role, rank)) {
+    buffers.emplace_back(bytes, kUntouched);
+  }
+  return buffers;
+}
+
+std::vector<LocalBuffer> lend(std::vector<std::vector<std::byte>>& memory) {
+  std::vector<LocalBuffer> buffers;
+  for (auto& bytes : memory) {
+    buffers.push_back({bytes.empty() ? nullptr : bytes.data(), bytes.size(), MemorySpace::host, 0});
+  }
+  return buffers;
+}
+
+std::size_t number_of(const BufferTable& table, const std::string& name) {
+  return static_cast<std::size_t>(std::find(table.names.begin(), table.names.end(), name) -
+                                  table.names.begin());
+}
+
+/// One world of rank threads that outlives many problems.
+class Lane {
+ public:
+  Lane() : groups_(make_thread_groups(kRanks)), registries_(builtin_registries()) {}
+
+  /// Moves with @p planner. @return what is wrong, or nothing.
+  std::string check(const PlacedProblem& placed, const std::string& planner) {
+    const Problem& problem = placed.problem;
+    const Plan plan =
+        registries_.planners.create(planner, {})->plan(problem, Topology::single_island(kRanks));
+    check_plan(plan, problem);
+    std::vector<RankMemory> memory(kRanks);
+    for (Rank rank = 0; rank < kRanks; ++rank) {
+      memory[rank].source = allocate(problem, Role::source, rank);
+      memory[rank].destination = allocate(problem, Role::destination, rank);
+    }
+    for (const auto& [key, places] : placed.truth.source) {
+      const std::size_t buffer = number_of(problem.buffers(Role::source), key.second);
+      for (const Place& place : places) {
+        const DType dtype = problem.parameters()[place.parameter].source_dtype();
+        write_bits(memory[key.first].source[buffer].data() + place.offset_bytes, dtype,
+                   testing::test_bits(dtype, place.parameter, place.flat));
+      }
+    }
+    move(problem, plan, memory);
+    return compare(placed, memory);
+  }
+
+ private:
+  void move(const Problem& problem, const Plan& plan, std::vector<RankMemory>& memory) {
+    std::vector<std::thread> threads;
+    std::mutex mutex;
+    std::exception_ptr error;
+    for (Rank rank = 0; rank < kRanks; ++rank) {
+      threads.emplace_back([&, rank] {
+        try {
+          const auto transport = registries_.transports.create("loopback", {});
+          const Deadline deadline = deadline_in(kDeadline);
+          transport->connect(*groups_[rank], deadline);
+          Program program = make_program(plan, problem, rank);
+          program.world_size = kRanks;
+          const auto session = transport->prepare(
+              program, {lend(memory[rank].source), lend(memory[rank].destination)}, deadline);
+          session->start(1, deadline);
+          session->wait(deadline);
+        } catch (...) {
+          const std::lock_guard lock(mutex);
+          error = std::current_exception();
+        }
+      });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    if (error) {
+      std::rethrow_exception(error);
+    }
+  }
+
+  /// Every byte of every destination buffer, those that belong to no element too.
+  static std::string compare(const PlacedProblem& placed, std::vector<RankMemory>& memory) {
+    const Problem& problem = placed.problem;
+    std::vector<RankMemory> expected(kRanks);
+    for (Rank rank = 0; rank < kRanks; ++rank) {
+      expected[rank].destination = allocate(problem, Role::destination, rank);
+    }
+    for (const auto& [key, places] : placed.truth.destination) {
+      const std::size_t buffer = number_of(problem.buffers(Role::destination), key.second);
+      for (const Place& place : places) {
+        const Parameter& parameter = problem.parameters()[place.parameter];
+        write_bits(
+            expected[key.first].destination[buffer].data() + place.offset_bytes,
+            parameter.destination_dtype(),
+            cast_bits(parameter.source_dtype(), parameter.destination_dtype(),
+                      testing::test_bits(parameter.source_dtype(), place.parameter, place.flat)));
+      }
+    }
+    for (Rank rank = 0; rank < kRanks; ++rank) {
+      for (std::size_t buffer = 0; buffer < memory[rank].destination.size(); ++buffer) {
+        if (memory[rank].destination[buffer] != expected[rank].destination[buffer]) {
+          return "rank " + std::to_string(rank) + ", buffer '" +
+                 problem.buffers(Role::destination).names[buffer] + "' differs";
+        }
+      }
+    }
+    return {};
+  }
+
+  std::vector<std::unique_ptr<Group>> groups_;
+  Registries registries_;
+};
+
+std::uint64_t case_count() {
+  const char* const given = std::getenv("M2N_TEST_CASES");  // NOLINT(concurrency-mt-unsafe)
+  return given != nullptr ? std::strtoull(given, nullptr, 10) : 20'000;
+}
+
+BOOST_AUTO_TEST_SUITE(transports)
+BOOST_AUTO_TEST_SUITE(property)
+
+BOOST_AUTO_TEST_CASE(every_random_problem_arrives_element_by_element) {
+  const std::uint64_t seed = testing::test_seed();
+  const std::uint64_t cases = case_count();
+  std::vector<std::string> planners;
+  const Registries registries = builtin_registries();
+  for (const auto& entry : registries.planners.entries()) {
+    planners.push_back(entry.first);
+  }
+  std::atomic<std::uint64_t> next{0};
+  std::mutex mutex;
+  std::vector<std::string> failures;
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<std::thread> lanes;
+  for (unsigned lane = 0; lane < std::max(2U, std::thread::hardware_concurrency()); ++lane) {
+    lanes.emplace_back([&] {
+      Lane world;
+      for (std::uint64_t i = next++; i < cases; i = next++) {
+        std::string wrong;
+        const std::string& planner = planners[i % planners.size()];
+        try {
+          std::mt19937_64 random(seed + i);
+          wrong = world.check(testing::placed_problem(random), planner);
+        } catch (const std::exception& error) {
+          wrong = error.what();
+        }
+        if (!wrong.empty()) {
+          const std::lock_guard lock(mutex);
+          failures.push_back("case M2N_TEST_SEED=" + std::to_string(seed + i) + " with " + planner +
+                             ": " + wrong);
+          next = cases;
+        }
+      }
+    });
+  }
+  for (std::thread& lane : lanes) {
+    lane.join();
+  }
+  for (const std::string& failure : failures) {
+    BOOST_ERROR(failure);
+  }
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  std::cout << cases << " problems in " << seconds << " s\n";
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace m2n
