@@ -1,0 +1,320 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+
+/// @file
+/// Each sentence of core/api/transport.hpp, for every transport that moves bytes between threads.
+
+#include <boost/test/data/monomorphic.hpp>
+#include <boost/test/data/test_case.hpp>
+#include <boost/test/unit_test.hpp>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <thread>
+
+#include "core/api/builtin.hpp"
+#include "core/rendezvous/thread_group.hpp"
+
+namespace m2n {
+namespace {
+
+namespace bdata = boost::unit_test::data;
+using std::chrono::milliseconds;
+
+const std::vector<std::string> kTransports = {"loopback"};
+
+constexpr milliseconds kLong{30'000};
+constexpr milliseconds kShort{200};
+
+/// Runs @p body once a rank, each in its own thread; returns what each rank threw.
+std::vector<std::string> run_ranks(Rank count, const std::function<void(Group&)>& body) {
+  std::vector<std::unique_ptr<Group>> groups = make_thread_groups(count);
+  std::vector<std::string> failures(static_cast<std::size_t>(count));
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < groups.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        body(*groups[rank]);
+      } catch (const std::exception& error) {
+        failures[rank] = error.what();
+      }
+      groups[rank].reset();
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  return failures;
+}
+
+/// A 1-D i64 parameter, sharded over ranks 0 and 1, to rank 2 (all of it) and rank 1 (all of it).
+struct Case {
+  Problem problem;
+  Plan plan;
+
+  static Case make(Index elements) {
+    const auto sharded = std::make_shared<const Layout>(
+        Layout::sharded({elements}, DType::i64, Mesh({2}, 0), {Placement::shard(0)}));
+    const auto whole = std::make_shared<const Layout>(
+        Layout::sharded({elements}, DType::i64, Mesh({2}, 1), {Placement::replicate()}));
+    Problem problem = Problem::make({{"w", {elements}, {sharded, {"w"}}, {whole, {"w"}}, false}});
+    const Registries registries = builtin_registries();
+    Plan plan = registries.planners.create("direct", {})->plan(problem, Topology::single_island(3));
+    return {std::move(problem), std::move(plan)};
+  }
+};
+
+/// One rank's memory for a Case.
+struct Memory {
+  std::vector<std::int64_t> source;
+  std::vector<std::int64_t> destination;
+
+  Memory(const Case& c, Rank rank)
+      : source(c.problem.buffer_bytes(Role::source, rank)[0] / 8),
+        destination(c.problem.buffer_bytes(Role::destination, rank)[0] / 8, -1) {}
+
+  void fill(Index begin, std::int64_t version) {
+    std::iota(source.begin(), source.end(), version * 1'000'000 + begin);
+  }
+
+  Buffers lend() {
+    const auto buffer = [](std::vector<std::int64_t>& values) {
+      return LocalBuffer{reinterpret_cast<std::byte*>(values.data()), values.size() * 8,
+                         MemorySpace::host, 0};
+    };
+    return {{buffer(source)}, {buffer(destination)}};
+  }
+
+  bool holds(std::int64_t version) const {
+    for (std::size_t i = 0; i < destination.size(); ++i) {
+      if (destination[i] != version * 1'000'000 + static_cast<std::int64_t>(i)) {
+        return false;
+      }
+    }
+    return true;
+  }
+};
+
+std::unique_ptr<Transport> make(const std::string& name) {
+  return builtin_registries().transports.create(name, {});
+}
+
+void require(bool ok, const std::string& what) {
+  if (!ok) {
+    throw std::runtime_error(what);
+  }
+}
+
+void none_failed(const std::vector<std::string>& failures) {
+  for (std::size_t rank = 0; rank < failures.size(); ++rank) {
+    BOOST_TEST(failures[rank].empty(), "rank " << rank << ": " << failures[rank]);
+  }
+}
+
+BOOST_AUTO_TEST_SUITE(transports)
+BOOST_AUTO_TEST_SUITE(conformance)
+
+BOOST_DATA_TEST_CASE(reports_the_name_it_was_made_by, bdata::make(kTransports), name) {
+  BOOST_TEST(make(name)->name() == name);
+}
+
+BOOST_DATA_TEST_CASE(refuses_options_that_it_does_not_know, bdata::make(kTransports), name) {
+  BOOST_CHECK_THROW(builtin_registries().transports.create(name, {{{"speed", "9"}}}), Error);
+}
+
+BOOST_DATA_TEST_CASE(rounds_move_what_the_source_holds_now, bdata::make(kTransports), name) {
+  for (const Index elements : {Index{0}, Index{1}, Index{7}, Index{1'000'003}}) {
+    const Case c = Case::make(elements);
+    none_failed(run_ranks(3, [&](Group& group) {
+      const auto transport = make(name);
+      transport->connect(group, deadline_in(kLong));
+      Memory memory(c, group.rank());
+      const auto session = transport->prepare(make_program(c.plan, c.problem, group.rank()),
+                                              memory.lend(), deadline_in(kLong));
+      for (std::int64_t version = 1; version <= 4; ++version) {
+        memory.fill(group.rank() == 0 ? 0 : ceil_div(elements, 2), version);
+        group.barrier("filled", deadline_in(kLong));
+        session->start(static_cast<std::uint64_t>(version), deadline_in(kLong));
+        const RoundReport report = session->wait(deadline_in(kLong));
+        require(report.version == static_cast<std::uint64_t>(version), "version of the report");
+        require(memory.holds(version), "bytes of version " + std::to_string(version));
+        group.barrier("checked", deadline_in(kLong));
+      }
+    }));
+  }
+}
+
+BOOST_DATA_TEST_CASE(reports_count_bytes_by_peer_once, bdata::make(kTransports), name) {
+  const Case c = Case::make(10);  // 5 elements of 8 bytes a source rank
+  none_failed(run_ranks(3, [&](Group& group) {
+    const auto transport = make(name);
+    transport->connect(group, deadline_in(kLong));
+    Memory memory(c, group.rank());
+    const auto session = transport->prepare(make_program(c.plan, c.problem, group.rank()),
+                                            memory.lend(), deadline_in(kLong));
+    session->start(1, deadline_in(kLong));
+    const RoundReport report = session->wait(deadline_in(kLong));
+    std::uint64_t sent = 0;
+    std::uint64_t received = 0;
+    for (const PeerTraffic& peer : report.peers) {
+      require(peer.peer != group.rank(), "a peer is another rank");
+      require(!peer.path.empty(), "the path is named");
+      sent += peer.sent_bytes;
+      received += peer.received_bytes;
+    }
+    const std::vector<std::uint64_t> expected_sent = {80, 40, 0};
+    const std::vector<std::uint64_t> expected_received = {0, 40, 80};
+    const std::vector<std::uint64_t> expected_copied = {0, 40, 0};
+    const auto rank = static_cast<std::size_t>(group.rank());
+    require(sent == expected_sent[rank], "sent " + std::to_string(sent));
+    require(received == expected_received[rank], "received " + std::to_string(received));
+    require(report.copied_bytes == expected_copied[rank], "copied");
+    require(report.seconds > 0, "seconds");
+  }));
+}
+
+BOOST_DATA_TEST_CASE(two_sessions_of_one_transport_do_not_disturb_each_other,
+                     bdata::make(kTransports), name) {
+  const Case small = Case::make(9);
+  const Case large = Case::make(100'000);
+  none_failed(run_ranks(3, [&](Group& group) {
+    const auto transport = make(name);
+    transport->connect(group, deadline_in(kLong));
+    Memory a(small, group.rank());
+    Memory b(large, group.rank());
+    const auto first = transport->prepare(make_program(small.plan, small.problem, group.rank()),
+                                          a.lend(), deadline_in(kLong));
+    const auto second = transport->prepare(make_program(large.plan, large.problem, group.rank()),
+                                           b.lend(), deadline_in(kLong));
+    a.fill(group.rank() == 0 ? 0 : 5, 1);
+    b.fill(group.rank() == 0 ? 0 : 50'000, 2);
+    for (Session* session : {first.get(), second.get(), first.get()}) {
+      session->start(1, deadline_in(kLong));
+      session->wait(deadline_in(kLong));
+    }
+    require(a.holds(1) && b.holds(2), "both sessions moved their own bytes");
+  }));
+}
+
+BOOST_DATA_TEST_CASE(relays_pass_on_only_what_has_arrived, bdata::make(kTransports), name) {
+  // 0 holds all; 1 and 2 need all; 2 gets it from 1, chunk by chunk.
+  constexpr Index kElements = 3'000'000;
+  const auto one = std::make_shared<const Layout>(
+      Layout::sharded({kElements}, DType::i64, Mesh({1}, 0), {Placement::replicate()}));
+  const auto two = std::make_shared<const Layout>(
+      Layout::sharded({kElements}, DType::i64, Mesh({2}, 1), {Placement::replicate()}));
+  Case c{Problem::make({{"w", {kElements}, {one, {"w"}}, {two, {"w"}}, false}}), {}};
+  Pattern pattern;
+  pattern.geometry = {one, two};
+  constexpr std::uint32_t kChunks = 5;
+  for (std::uint32_t chunk = 0; chunk < kChunks; ++chunk) {
+    pattern.boxes.push_back({{chunk * kElements / kChunks}, {(chunk + 1) * kElements / kChunks}});
+    pattern.moves.push_back({chunk, 0, 1, chunk});
+    pattern.moves.push_back({chunk, 1, 2, chunk + 1});
+  }
+  PlanBuilder builder(c.problem, "chain");
+  builder.assign(0, builder.add(std::move(pattern)));
+  c.plan = std::move(builder).finish();
+  check_plan(c.plan, c.problem);
+  none_failed(run_ranks(3, [&](Group& group) {
+    const auto transport = make(name);
+    transport->connect(group, deadline_in(kLong));
+    Memory memory(c, group.rank());
+    memory.fill(0, 3);
+    const auto session = transport->prepare(make_program(c.plan, c.problem, group.rank()),
+                                            memory.lend(), deadline_in(kLong));
+    for (int round = 1; round <= 3; ++round) {
+      session->start(static_cast<std::uint64_t>(round), deadline_in(kLong));
+      session->wait(deadline_in(kLong));
+    }
+    require(memory.holds(3), "the chain delivered everything");
+  }));
+}
+
+BOOST_DATA_TEST_CASE(a_rank_that_never_connects_is_named, bdata::make(kTransports), name) {
+  const auto failures = run_ranks(3, [&](Group& group) {
+    if (group.rank() == 1) {
+      std::this_thread::sleep_for(2 * kShort);
+      return;
+    }
+    make(name)->connect(group, deadline_in(kShort));
+  });
+  for (const std::size_t rank : {std::size_t{0}, std::size_t{2}}) {
+    BOOST_TEST(failures[rank].find("connect") != std::string::npos, failures[rank]);
+    BOOST_TEST(failures[rank].find('1') != std::string::npos, failures[rank]);
+  }
+}
+
+/// What rank 1 does instead of its part of the round.
+enum class Fault { stalls, leaves, aborts };
+
+void check_fault(const std::string& name, Fault fault, Errc expected) {
+  const Case c = Case::make(64);
+  std::mutex mutex;
+  std::vector<std::optional<Errc>> codes(3);
+  const auto start = std::chrono::steady_clock::now();
+  const auto failures = run_ranks(3, [&](Group& group) {
+    const auto transport = make(name);
+    transport->connect(group, deadline_in(kLong));
+    Memory memory(c, group.rank());
+    auto session = transport->prepare(make_program(c.plan, c.problem, group.rank()), memory.lend(),
+                                      deadline_in(kLong));
+    if (group.rank() == 1) {
+      if (fault == Fault::stalls) {
+        std::this_thread::sleep_for(3 * kShort);
+      } else if (fault == Fault::leaves) {
+        session->start(1, deadline_in(kLong));
+        session.reset();  // between start and wait: its part is never done
+      } else {
+        session->abort();
+      }
+      return;
+    }
+    try {
+      session->start(1, deadline_in(kShort));
+      session->wait(deadline_in(kShort));
+    } catch (const Error& error) {
+      const std::lock_guard lock(mutex);
+      codes[static_cast<std::size_t>(group.rank())] = error.code();
+      throw;
+    }
+  });
+  BOOST_TEST((std::chrono::steady_clock::now() - start < 20 * kShort));
+  BOOST_TEST(failures[1].empty(), failures[1]);
+  for (const std::size_t rank : {std::size_t{0}, std::size_t{2}}) {
+    BOOST_TEST_REQUIRE(codes[rank].has_value(), "rank " << rank << " noticed nothing");
+    BOOST_TEST((*codes[rank] == expected || *codes[rank] == Errc::peer_lost), failures[rank]);
+    BOOST_TEST(failures[rank].find("rank") != std::string::npos, failures[rank]);
+  }
+}
+
+BOOST_DATA_TEST_CASE(a_rank_that_stalls_in_a_round_is_named_by_the_deadline,
+                     bdata::make(kTransports), name) {
+  check_fault(name, Fault::stalls, Errc::timed_out);
+}
+
+BOOST_DATA_TEST_CASE(a_rank_that_leaves_in_a_round_ends_it_for_all, bdata::make(kTransports),
+                     name) {
+  check_fault(name, Fault::leaves, Errc::peer_lost);
+}
+
+BOOST_DATA_TEST_CASE(abort_ends_the_round_for_all, bdata::make(kTransports), name) {
+  check_fault(name, Fault::aborts, Errc::peer_lost);
+}
+
+BOOST_DATA_TEST_CASE(prepare_before_connect_is_refused, bdata::make(kTransports), name) {
+  const Case c = Case::make(4);
+  Memory memory(c, 0);
+  BOOST_CHECK_THROW(
+      make(name)->prepare(make_program(c.plan, c.problem, 0), memory.lend(), deadline_in(kShort)),
+      Error);
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace m2n
