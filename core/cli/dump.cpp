@@ -5,17 +5,22 @@
 #include <algorithm>
 
 #include "core/engine/compact.hpp"
+#include "core/io/json_reader.hpp"
 
 namespace m2n::cli {
 
 Dump::Dump(const Job& job, const Plan& plan) : job_(job), writer_(job.experiment().dump) {
   const Experiment& experiment = job.experiment();
-  writer_.experiment({{"planner", experiment.planner},
-                      {"transport", experiment.transport},
-                      {"topology", job.topology().canonical_json()},
-                      {"source", experiment.source_kind},
-                      {"sink", experiment.sink_kind},
-                      {"values", experiment.values}});
+  writer_.experiment(
+      {{"m2n_version", M2N_VERSION},
+       {"config", experiment.file.empty() ? std::string() : read_text_file(experiment.file)},
+       {"command_line", experiment.command_line},
+       {"planner", experiment.planner},
+       {"transport", experiment.transport},
+       {"topology", job.topology().canonical_json()},
+       {"source", experiment.source_kind},
+       {"sink", experiment.sink_kind},
+       {"values", experiment.values}});
   writer_.problem(job.problem());
   writer_.plan(plan, job.problem());
 }

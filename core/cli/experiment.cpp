@@ -168,6 +168,9 @@ po::options_description experiment_flags(Experiment& e) {
 
 Experiment parse_experiment(const std::vector<std::string>& arguments) {
   Experiment experiment;
+  for (const std::string& word : arguments) {
+    experiment.command_line += (experiment.command_line.empty() ? "" : " ") + word;
+  }
   po::options_description flags = experiment_flags(experiment);
   po::options_description all;
   all.add(flags).add_options()("experiment", po::value<std::vector<std::string>>());

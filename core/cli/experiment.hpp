@@ -21,6 +21,7 @@ namespace m2n::cli {
 /// Everything that a command may be told. A plain value. Paths of an experiment file are relative
 /// to the file's folder, those of flags to the working folder.
 struct Experiment {
+  std::string command_line;       ///< The words after the command, for the record.
   std::filesystem::path file;     ///< Of the experiment; empty when there is none.
   std::filesystem::path problem;  ///< Of a problem file; then model, source and sink need no word.
 

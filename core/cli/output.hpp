@@ -7,9 +7,9 @@
 
 #include <cstdint>
 #include <mutex>
-#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace m2n::cli {
@@ -24,6 +24,7 @@ class Table {
 
  private:
   std::vector<std::vector<std::string>> rows_;
+  bool facts_;
 };
 
 /// "90.9 MB" (10^6), "512 B".

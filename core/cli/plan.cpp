@@ -101,7 +101,7 @@ int plan_command(const Arguments& arguments) {
               << '\n';
     return 0;
   }
-  Table table({"plan", plan.planner});
+  Table table({"plan", plan.planner}, true);
   table.add({"parameters", std::to_string(summary.parameters) + " in " +
                                std::to_string(summary.patterns) + " patterns"});
   table.add({"regions", std::to_string(summary.regions)});
