@@ -18,13 +18,14 @@
 namespace m2n {
 namespace {
 
-/// Below this, the partial cache lines at both ends of a row cost more than the bypass saves.
-constexpr std::uint64_t kBypassRowBytes = 512;
+/// Shorter rows may hold no whole cache line to stream.
+constexpr std::uint64_t kBypassRowBytes = 128;
 /// Items up to this size share cache lines with their neighbours on both sides, so that the order
 /// of the loops matters: these move in blocks.
 constexpr std::uint64_t kSmallItemBytes = 64;
-/// A block of kBlockSide x kBlockSide items stays in the first-level cache on both sides.
-constexpr Index kBlockSide = 32;
+/// A block of kBlockSide x kBlockSide items stays in the second-level cache on both sides, and its
+/// lines are long enough that the partial cache lines at their ends count little.
+constexpr Index kBlockSide = 128;
 constexpr Index kBlockItems = kBlockSide * kBlockSide;
 
 std::uint64_t magnitude(Index stride) noexcept {
@@ -61,24 +62,35 @@ struct MoveRows {
 };
 
 #if defined(__x86_64__)
-/// Rows by stores that go past the caches. The caller fences.
+/// Rows by stores that go past the caches, while what comes a little later is on its way into the
+/// second-level cache: short rows end before the hardware's own prefetch has started. The caller
+/// fences.
 struct StreamRows {
   std::uint64_t row_bytes;
 
   void operator()(const std::byte* source, std::byte* destination, const Loop& line) const {
+    const Index rows_ahead = std::max<Index>(static_cast<Index>(kPrefetchBytes / row_bytes), 1);
     for (Index i = 0; i < line.extent; ++i) {
-      stream(source + i * line.source_step, destination + i * line.destination_step);
+      const Index later = std::min(i + rows_ahead, line.extent - 1);
+      stream(source + i * line.source_step, source + later * line.source_step,
+             destination + i * line.destination_step);
     }
   }
 
+ private:
+  static constexpr std::uint64_t kLine = 64;
+  static constexpr std::uint64_t kPrefetchBytes = 4096;
+
   /// Whole cache lines of the destination are streamed, the ends are copied.
-  void stream(const std::byte* source, std::byte* destination) const {
-    constexpr std::uint64_t kLine = 64;
+  void stream(const std::byte* source, const std::byte* later, std::byte* destination) const {
     const std::uint64_t past = reinterpret_cast<std::uintptr_t>(destination) % kLine;
     const std::uint64_t head = std::min(row_bytes, (kLine - past) % kLine);
+    const std::uint64_t in_row = row_bytes - std::min(row_bytes, kPrefetchBytes);
     std::memcpy(destination, source, head);
     std::uint64_t at = head;
     for (; at + kLine <= row_bytes; at += kLine) {
+      const std::byte* ahead = at < in_row ? source + at + kPrefetchBytes : later + (at - in_row);
+      _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T1);
       const auto* from = reinterpret_cast<const __m128i*>(source + at);
       auto* to = reinterpret_cast<__m128i*>(destination + at);
       const __m128i a = _mm_loadu_si128(from);
