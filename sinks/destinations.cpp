@@ -76,14 +76,15 @@ std::string_view module_of(std::string_view parameter) {
   return parameter.substr(0, std::min(parameter.rfind('.'), parameter.size()));
 }
 
+/// A tensor without elements has nothing to load: it is in place whatever the route.
+bool moves(const ParamSpec& param) { return element_count(param.shape) > 0; }
+
 /// The whole tensor on each of @p ranks.
 Side full_side(const ParamSpec& param, const std::vector<Rank>& ranks, LayoutTable& table) {
   const Piece whole{Box::whole(param.shape), {0, 0, row_major(param.shape)}};
   std::vector<RankPiece> pieces;
-  if (!whole.box.empty()) {
-    for (const Rank rank : ranks) {
-      pieces.push_back({rank, whole});
-    }
+  for (const Rank rank : ranks) {
+    pieces.push_back({rank, whole});
   }
   return {table.intern(Layout::explicit_pieces(param.shape, param.dtype, ranks, std::move(pieces))),
           {"full:" + param.name}};
@@ -228,7 +229,7 @@ Destinations destinations_of_models(const std::vector<WorkerModel>& models, Rank
                                                                   std::move(tensor.pieces))),
                              std::move(tensor.parameters)});
     const auto decider = falls_back.find(groups.find(i));
-    if (route == Route::fallback || decider != falls_back.end()) {
+    if (moves(param) && (route == Route::fallback || decider != falls_back.end())) {
       resolution.mode = Mode::fallback;
       resolution.side = full_side(param, ranks, table);
       if (route == Route::fallback) {
@@ -272,7 +273,7 @@ Destinations destinations_of_declared(const std::vector<Resolution>& declared,
     resolution.cast =
         cast_or_fail(param.name, param.dtype, layout.dtype(), resolution.cast || dtypes.may_cast);
     result.places.push_back(resolution.side);
-    if (route == Route::fallback) {
+    if (route == Route::fallback && moves(param)) {
       resolution = {Mode::fallback, full_side(param, layout.ranks(), table), false,
                     "this sink loads everything"};
     } else {

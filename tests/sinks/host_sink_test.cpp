@@ -339,6 +339,21 @@ BOOST_AUTO_TEST_CASE(every_worker_resolves_alike_and_knows_every_rank) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(scalars_are_loaded_and_tensors_without_elements_have_nothing_to_load) {
+  const Catalogue catalogue = {{"scale", DType::f32, {}}, {"none", DType::f32, {0, 4}}};
+  const auto models = copies({{"scale", catalogue[0]}, {"none", catalogue[1]}}, 2);
+  const Checkpoint checkpoint = make_checkpoint(catalogue);
+  for (const char* name : {"inplace", "load_weights"}) {
+    Ready side = ready(name, models, 1, catalogue);
+    BOOST_TEST(to_string(side.resolutions[1].mode) == "direct");
+    BOOST_TEST(side.resolutions[1].side.layout->pieces().empty());
+    side.round(checkpoint, 1);
+    BOOST_TEST(floats(live_bytes(*side.sink).at("scale")) == (std::vector<float>{1}),
+               boost::test_tools::per_element());
+    BOOST_TEST(live_bytes(*side.sink).at("none").empty());
+  }
+}
+
 BOOST_AUTO_TEST_CASE(a_row_cut_is_described_by_strides) {
   // (4, 8) cut along dimension 1 over 2 workers, each with room for 5 columns.
   const TensorInfo tensor = {"x.weight", DType::f32, {4, 8}};
