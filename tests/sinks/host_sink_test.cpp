@@ -429,6 +429,17 @@ BOOST_DATA_TEST_CASE(strict_leaves_to_the_loader_what_is_not_alone_in_its_parame
   }
 }
 
+BOOST_AUTO_TEST_CASE(padding_on_one_worker_makes_a_parameter_padded_for_strict) {
+  // 64 tokens padded to 128: worker 0 keeps all of them, worker 1 padding alone.
+  const auto model = model_of({"", 4, 1, 4, 4, 2, 8, 64, 1, Options{{"vocab_padding", "128"}}});
+  const auto models = models_of(*model, 2, 2, model->catalogue());
+  BOOST_TEST(testing::parameter_of((*models)[0], "lm_head.weight").padding.empty());
+  BOOST_TEST(testing::parameter_of((*models)[1], "lm_head.weight").sections.empty());
+  const auto modes = by_name(
+      ready("inplace", models, 0, model->catalogue(), {{"direct", "strict"}}), model->catalogue());
+  BOOST_TEST(to_string(modes.at("lm_head.weight").mode) == "fallback");
+}
+
 BOOST_AUTO_TEST_CASE(a_module_is_never_part_direct_and_part_fallback) {
   for (const Size& s : kSizes) {
     const auto model = model_of(s);
