@@ -14,11 +14,13 @@
 
 namespace m2n::cli {
 
-/// Text columns. The first row is the header; numbers (cells that start with a digit) line up
-/// right.
+/// Text columns. The first row is the header. A column of numbers (cells that start with a digit)
+/// lines up right, unless the table is a list of facts.
 class Table {
  public:
-  explicit Table(std::vector<std::string> header) { rows_.push_back(std::move(header)); }
+  explicit Table(std::vector<std::string> header, bool facts = false) : facts_(facts) {
+    rows_.push_back(std::move(header));
+  }
   void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
   std::string text() const;
 

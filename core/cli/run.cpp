@@ -86,8 +86,9 @@ void print_table(const Job& job, const Result& result) {
   const auto fell_back =
       std::count_if(job.resolutions().begin(), job.resolutions().end(),
                     [](const Resolution& entry) { return entry.mode == Mode::fallback; });
-  Table table({"m2n run",
-               experiment.file.empty() ? experiment.problem.string() : experiment.file.string()});
+  const std::filesystem::path& file =
+      experiment.file.empty() ? experiment.problem : experiment.file;
+  Table table({"m2n run", file.string()}, true);
   table.add({"parameters", std::to_string(result.plan.parameters) + ", of which " +
                                std::to_string(fell_back) + " go through load_weights"});
   table.add({"from", std::to_string(job.problem().source_ranks().size()) + " trainer ranks (" +
