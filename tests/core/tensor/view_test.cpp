@@ -71,8 +71,9 @@ BOOST_AUTO_TEST_CASE(random_views_span_the_bytes_of_their_elements_and_parts_kee
       piece.box.lo.push_back(lo);
       piece.box.hi.push_back(hi);
       piece.view.strides.push_back(draw(-40, 40));
-      inner.lo.push_back(draw(lo, hi));
-      inner.hi.push_back(draw(inner.lo[inner.lo.size() - 1], hi));
+      const Index inner_lo = draw(lo, std::max(lo, hi - 1));
+      inner.lo.push_back(inner_lo);
+      inner.hi.push_back(draw(1, 16) == 1 ? inner_lo : draw(std::min(inner_lo + 1, hi), hi));
     }
     const Index item = draw(1, 8);
     const auto item_bytes = static_cast<std::uint64_t>(item);
@@ -119,6 +120,11 @@ BOOST_AUTO_TEST_CASE(a_view_may_reach_byte_0_but_not_below) {
   BOOST_TEST(byte_span({3}, {0, 4, {-1}}, 2).begin == 0U);
   BOOST_CHECK_EXCEPTION(byte_span({3}, {0, 3, {-1}}, 2), Error, names("below"));
   BOOST_CHECK_EXCEPTION(narrow({{{0}, {3}}, {0, 3, {-1}}}, {{2}, {3}}, 2), Error, names("below"));
+}
+
+BOOST_AUTO_TEST_CASE(an_empty_part_has_a_view_even_where_no_byte_could_be) {
+  // Element 3 would lie below byte 0.
+  BOOST_TEST(narrow({{{0}, {3}}, {0, 2, {-1}}}, {{3}, {3}}, 1).offset_bytes == 2U);
 }
 
 BOOST_AUTO_TEST_CASE(views_that_do_not_fit_into_64_bits_are_refused) {
