@@ -123,23 +123,28 @@ class EpSharding {
         Index next = 0;
         for (const Index index : found) {
           if (index != next) {
-            throw Error(Errc::bad_argument, "parameter '" + module + "." + std::to_string(next) +
-                                                "." + rest + "' is missing: expert " +
-                                                std::to_string(index) +
-                                                " is there, and experts count from 0");
+            refuse_experts(module, std::to_string(next), rest,
+                           "is missing: expert " + std::to_string(index) +
+                               " is there, and experts count from 0");
           }
           ++next;
         }
         Index& count = experts_[module];
         if (count != 0 && count != next) {
-          throw Error(Errc::bad_argument, "parameter '" + module + ".<expert>." + rest +
-                                              "' exists for " + std::to_string(next) +
-                                              " experts, but its siblings for " +
-                                              std::to_string(count));
+          refuse_experts(module, "<expert>", rest,
+                         "exists for " + std::to_string(next) + " experts, but its siblings for " +
+                             std::to_string(count));
         }
         count = next;
       }
     }
+  }
+
+  [[noreturn]] static void refuse_experts(const std::string& module, const std::string& expert,
+                                          const std::string& rest, const std::string& what) {
+    std::string text = "parameter '";
+    text.append(module).append(".").append(expert).append(".").append(rest).append("' ");
+    throw Error(Errc::bad_argument, text.append(what));
   }
 
   /// EP rank of expert @p expert of @p count.

@@ -88,7 +88,8 @@ const NameRule* first_match(const std::vector<NameRule>& rules, std::string_view
 OptionReader::OptionReader(std::string source, const Options& options,
                            std::vector<std::string> keys, std::vector<std::string> prefixes)
     : source_(std::move(source)), options_(options) {
-  for (const auto& [key, value] : options_) {
+  for (const auto& option : options_) {
+    const std::string& key = option.first;
     const bool known = std::find(keys.begin(), keys.end(), key) != keys.end() ||
                        std::any_of(prefixes.begin(), prefixes.end(), [&](const auto& prefix) {
                          return key.size() > prefix.size() && key.starts_with(prefix);

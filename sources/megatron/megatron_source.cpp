@@ -462,8 +462,8 @@ class MegatronSharding {
           continue;
         }
         const Index part = owner ? grid_.expert_tensor_of(rank) : grid_.tensor_of(rank);
-        for (auto& piece : pieces(tensor, holding.kind, parts, part)) {
-          all.push_back({rank, std::move(piece)});
+        for (const auto& piece : pieces(tensor, holding.kind, parts, part)) {
+          all.push_back({rank, piece});
         }
       }
       return Layout::explicit_pieces(tensor.shape, tensor.dtype, ranks_, std::move(all));
