@@ -1,0 +1,196 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// The HDF5 dump of an experiment: written once, whole or not at all; read and checked later.
+///
+/// Schema, version 1. Ranks and indices count from 0; boxes are half-open and global; sizes in
+/// elements but for *bytes*. `text` is one fixed-length UTF-8 string, `text[n]` a column of them,
+/// padded with NUL. P parameters, L layouts, R regions, D the largest tensor rank (at least 1).
+/// A rank below D (or 8) is padded: extents with 1, boxes with [0, 1).
+///
+///   /                    attrs format "m2n dump", schema_version u32, complete u8 = 1 (written
+///   last) /experiment/<key>    text          one fact each, as the experiment gives them (config:
+///   its
+///                                      own text), and problem_digest, plan_digest, hdf5_version
+///   /params              one row a parameter, in the order in which it is sent
+///     name path          text[P]       as the checkpoint has it; as it is escaped in this file
+///     dtype              text[P]       at the source
+///     destination_dtype  text[P]
+///     rank u32[P], shape i64[P,8], cast u8[P], bytes u64[P] (whole, at the destination's dtype)
+///     source_layout destination_layout u32[P]     index in /layouts
+///     source_buffers destination_buffers text[P]  JSON list: names of the layout's buffer slots
+///   /layouts             each distinct layout once
+///     json               text          JSON list of canonical layouts
+///     begin end          u64[L]        bytes of one layout in json
+///   /plan                attrs planner text, digest text, stages u32; one row a region, in the
+///                        order of parameters, then stages
+///     parameter stage    u32[R]
+///     source destination i32[R]        ranks
+///     source_role destination_role u8[R]   0 source, 1 destination, 2 scratch
+///     source_holding destination_holding u32[R]   holdings of the geometry (core/plan/plan.hpp)
+///     lo hi              i64[R,D]      the box
+///     bytes              u64[R]        at the destination's dtype
+///   /traffic             attr world_size i32; one row a pair of ranks that share a region, sorted;
+///                        equal ranks: local copies
+///     source destination i32[n], bytes regions u64[n]
+///   /rounds              one row a round and rank
+///     version u64[n], rank i32[n], seconds f64[n], copied_bytes u64[n]
+///   /rounds/peers        one row a round, rank and peer
+///     version u64[n], rank peer i32[n], sent_bytes received_bytes u64[n], path u32[n]
+///     paths              text[k]       the names that path numbers
+///   /shards/<source|destination>/<rank>/<path>   the rank's compact row-major tensor, element bits
+///                        attrs name text, dtype text, dtype_number u8 (place in all_dtypes()),
+///                        global_shape i64[d], and box i64[d,2] when it is one box; else the boxes
+///                        are rows of
+///   /pieces/<source|destination>/<rank>/<path>   {lo i64[d], hi i64[d], offset i64, strides
+///                        i64[d]}[n]: each box, and where it lies in the compact tensor
+///   /tensors/<path>      the global tensor, stitched from the destination's shards (a virtual
+///                        dataset, or a link where one rank holds it whole); only when they cover
+///                        it
+///   /source_tensors/<path>   likewise from the source's shards
+///
+/// Elements are stored as HDF5's own little-endian type where it has one (integers of their width,
+/// f16, f32, f64; c64 as {r, i}); bf16 as uint16; fp8 and bool as uint8. Nothing is converted.
+/// Every stored dataset has an attribute `checksum` u64: XXH3-64 of its bytes in row-major order
+/// (virtual datasets and links have none: their shards do). Text attributes but for `format` are of
+/// variable length, which h5py gives as str; they end at a NUL.
+/// Escaped paths: `/`, `%`, control bytes and a leading `.` become %XX; an empty name becomes `%`.
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/api/transport.hpp"
+#include "core/layout/layout.hpp"
+#include "core/plan/plan.hpp"
+
+namespace m2n {
+
+inline constexpr std::uint32_t kDumpSchemaVersion = 1;
+
+/// A name as one component of a path in a dump, and back. No two names share a path.
+std::string dump_path_of(std::string_view name);
+std::string name_of_dump_path(std::string_view path);
+
+struct DumpOptions {
+  /// 1 to 9: zlib, in chunks of at most 8 MiB. 0: as it is, so that a part of a shard is read by
+  /// touching only its bytes.
+  int deflate_level = 0;
+};
+
+/// Writes one dump under a temporary name; commit() gives it its own. Without commit() the
+/// destructor removes it, and a dump that was there before stays as it was.
+///
+/// - Collective: no; one object a file.
+/// - Threads: any; calls take turns, as do those of every dump in the process (HDF5's rule).
+/// - Memory: nothing that is handed over is kept; a plan is written in blocks of bounded size.
+/// - Streams: none.
+/// - Errors: Error{io} naming the file, the action and the object. After one, only the destructor.
+class DumpWriter {
+ public:
+  explicit DumpWriter(const std::filesystem::path& file, const DumpOptions& options = {});
+  DumpWriter(const DumpWriter&) = delete;
+  DumpWriter& operator=(const DumpWriter&) = delete;
+  ~DumpWriter();
+
+  /// Facts by key, among them "config": the experiment's text. @throws Error{bad_argument} for a
+  /// key that was written before.
+  void experiment(const std::map<std::string, std::string>& facts);
+  /// /params and /layouts, and their digest: SHA-256 of one line a parameter (path, source layout,
+  /// destination layout, cast, source buffers, destination buffers, with blanks between) and then
+  /// of /layouts/json. Once.
+  void problem(const Problem& problem);
+  /// /plan and /traffic. Once. Cost: linear in the regions, in blocks.
+  void plan(const Plan& plan, const Problem& problem);
+  /// What @p rank measured in one round.
+  void round(Rank rank, const RoundReport& report);
+  /// @param compact  The rank's tensor as shard.local_shape says, row-major; may be null when that
+  ///                 has no elements.
+  void shard(Role side, Rank rank, const Parameter& parameter, const CompactShard& shard,
+             const std::byte* compact);
+  /// Global tensors from the shards of @p side that were written so far. Once a side.
+  void stitch(Role side);
+  /// Completes the file, makes it durable, and gives it its name. Nothing may follow.
+  void commit();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// A stored or stitched dataset, for lists.
+struct DumpEntry {
+  std::string path;  ///< "/params/name"
+  std::string type;  ///< "u32", "text", "bf16", ...
+  Shape shape;
+  std::uint64_t bytes = 0;  ///< Of the whole dataset, before compression.
+  bool stitched = false;    ///< Stores nothing itself.
+};
+
+/// One rank's compact local tensor in a dump.
+struct DumpShard {
+  Role side = Role::source;
+  Rank rank = 0;
+  std::string name;  ///< Of the parameter.
+  std::string path;  ///< Of the dataset.
+  DType dtype = DType::f32;
+  Shape shape;           ///< Global.
+  CompactShard compact;  ///< Views lie in the compact tensor.
+};
+
+/// Reads a complete dump.
+///
+/// - Threads: any; calls take turns, see DumpWriter.
+/// - Errors: Error{io} naming the file and the dataset; the constructor says what the file is when
+///   it is no dump (not HDF5, not ours, never completed, of a newer schema).
+class DumpReader {
+ public:
+  explicit DumpReader(const std::filesystem::path& file);
+  DumpReader(DumpReader&&) noexcept;
+  DumpReader& operator=(DumpReader&&) noexcept;
+  ~DumpReader();
+
+  const std::filesystem::path& file() const noexcept;
+  std::uint32_t schema_version() const noexcept;
+
+  /// /experiment/<key>.
+  std::optional<std::string> fact(std::string_view key) const;
+  std::map<std::string, std::string> facts() const;
+  /// Parameter names in their order; empty when the dump has no /params.
+  std::vector<std::string> parameters() const;
+
+  /// Every dataset, by path.
+  std::vector<DumpEntry> entries() const;
+  /// The shards of @p side, by rank and path.
+  std::vector<DumpShard> shards(Role side) const;
+  /// The whole compact tensor. @param out  Room for its elements, row-major.
+  void read(const DumpShard& shard, std::byte* out) const;
+  /// The elements of the global box @p inner, which lies in piece number @p piece of the shard, at
+  /// @p out with @p strides in elements. Touches only their bytes (of an uncompressed shard).
+  void read(const DumpShard& shard, std::size_t piece, const Box& inner, std::byte* out,
+            const Strides& strides) const;
+  /// A column or a small dataset, as its bytes. @throws Error{io} when it is missing.
+  std::vector<std::byte> bytes(const std::string& path) const;
+
+  /// Compares the checksum of one dataset, or of all. @throws Error{io} naming every dataset that
+  /// is damaged or has no checksum. @return bytes compared.
+  std::uint64_t verify(const std::string& path) const;
+  std::uint64_t verify() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// What a dump holds: a table for a person, or one JSON object.
+std::string describe_dump(const std::filesystem::path& file, bool json);
+
+}  // namespace m2n
