@@ -6,7 +6,5 @@
 
 #include "core/api/plugins.hpp"
 
-extern "C" {
-extern const std::uint32_t m2n_plugin_interface_version;
-const std::uint32_t m2n_plugin_interface_version = m2n::kInterfaceVersion;
-}
+// NOLINTNEXTLINE(readability-identifier-naming): the name that a loader looks for.
+extern "C" const std::uint32_t m2n_plugin_interface_version = m2n::kInterfaceVersion;

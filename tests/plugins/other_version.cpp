@@ -8,8 +8,6 @@
 
 #include "core/api/plugins.hpp"
 
-extern "C" {
-extern const std::uint32_t m2n_plugin_interface_version;
-const std::uint32_t m2n_plugin_interface_version = m2n::kInterfaceVersion + 1;
-void m2n_plugin_register(m2n::Registries& /*registries*/) { std::abort(); }
-}
+// NOLINTNEXTLINE(readability-identifier-naming): the name that a loader looks for.
+extern "C" const std::uint32_t m2n_plugin_interface_version = m2n::kInterfaceVersion + 1;
+extern "C" void m2n_plugin_register(m2n::Registries& /*registries*/) { std::abort(); }
