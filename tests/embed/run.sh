@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# SPDX-FileCopyrightText: The m2n authors
+# SPDX-License-Identifier: Apache-2.0
+#
+# usage: run.sh MESON BUILD_FOLDER PREFIX LIBDIR COMPILER...
+# Installs m2n into a temporary folder, and builds and runs main.cpp against nothing but that.
+set -euo pipefail
+here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
+meson=$1 build=$2 prefix=$3 libdir=$4
+shift 4
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+"$meson" install -C "$build" --no-rebuild --quiet --destdir "$scratch"
+
+# The tree is not where it was meant to be, so pkg-config is told where it is.
+tree=$scratch$prefix
+export PKG_CONFIG_PATH=$tree/$libdir/pkgconfig
+read -ra flags <<<"$(pkg-config --define-variable=prefix="$tree" --cflags --libs m2n)"
+cd "$scratch"  # so that no header of the source tree is found
+"$@" -O1 -Wall -Wextra "$here/main.cpp" -o embed "${flags[@]}" -pthread "-Wl,-rpath,$tree/$libdir"
+./embed
+
+# Every installed header finds what it includes.
+(cd "$tree/include/m2n" && find . -name '*.hpp' -printf '#include "%P"\n') >headers.cpp
+"$@" -fsyntax-only headers.cpp "${flags[@]}"
+
+# The installed program finds the installed library.
+LD_LIBRARY_PATH=$tree/$libdir "$tree/bin/m2n" list
