@@ -3,9 +3,12 @@
 #include "core/plan/plan_builder.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <span>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 
@@ -36,9 +39,8 @@ struct LayoutPairEqual {
 };
 
 void append_raw(std::string& out, std::uint64_t word) {
-  for (int shift = 0; shift < 64; shift += 8) {
-    out += static_cast<char>(word >> shift);
-  }
+  static_assert(std::endian::native == std::endian::little, "digests are over little-endian words");
+  out.append(reinterpret_cast<const char*>(&word), sizeof word);
 }
 
 void append_raw(std::string& out, const Box& box) {
@@ -49,19 +51,19 @@ void append_raw(std::string& out, const Box& box) {
   }
 }
 
-std::string digest_of(const Pattern& pattern) {
-  std::string text = pattern.geometry.source->canonical_json() + '\n' +
-                     pattern.geometry.destination->canonical_json() + '\n';
-  text.reserve(text.size() + pattern.boxes.size() * 40 + pattern.moves.size() * 16);
+std::string digest_of(const Pattern& pattern, const std::string& source_digest,
+                      const std::string& destination_digest) {
+  std::string text = source_digest + '\n' + destination_digest + '\n';
+  text.reserve(text.size() + (pattern.boxes.size() + pattern.scratch.size()) * 80 +
+               pattern.moves.size() * sizeof(Move) + 16);
   append_raw(text, pattern.boxes.size());
   for (const Box& box : pattern.boxes) {
     append_raw(text, box);
   }
   append_raw(text, pattern.moves.size());
-  for (const Move& move : pattern.moves) {
-    append_raw(text, move.box | std::uint64_t{move.from} << 32);
-    append_raw(text, move.to | std::uint64_t{move.stage} << 32);
-  }
+  static_assert(std::has_unique_object_representations_v<Move>);
+  text.append(reinterpret_cast<const char*>(pattern.moves.data()),
+              pattern.moves.size() * sizeof(Move));
   for (const ScratchPiece& piece : pattern.scratch) {
     append_raw(text, static_cast<std::uint64_t>(piece.rank));
     append_raw(text, piece.box);
@@ -106,16 +108,33 @@ PlanBuilder::PlanBuilder(const Problem& problem, std::string planner, std::optio
   plan_.first_stage.assign(problem.parameters().size(), 0);
 }
 
+const std::string& PlanBuilder::layout_digest(const Layout& layout) {
+  std::string& digest = layout_digests_[&layout];
+  if (digest.empty()) {
+    digest = sha256_hex(layout.canonical_json());
+  }
+  return digest;
+}
+
 std::uint32_t PlanBuilder::add(Pattern pattern) {
-  std::stable_sort(pattern.moves.begin(), pattern.moves.end(),
-                   [](const Move& a, const Move& b) { return a.stage < b.stage; });
+  const auto earlier = [](const Move& a, const Move& b) { return a.stage < b.stage; };
+  if (!std::is_sorted(pattern.moves.begin(), pattern.moves.end(), earlier)) {
+    std::stable_sort(pattern.moves.begin(), pattern.moves.end(), earlier);
+  }
   pattern_stages_.push_back(pattern.moves.empty() ? 0 : pattern.moves.back().stage + 1);
-  pattern_digests_.push_back(digest_of(pattern));
+  pattern_digests_.push_back(digest_of(pattern, layout_digest(*pattern.geometry.source),
+                                       layout_digest(*pattern.geometry.destination)));
   if (only_) {
-    std::erase_if(pattern.moves, [&](const Move& move) {
-      return pattern.rank_of(move.from) != *only_ && pattern.rank_of(move.to) != *only_;
-    });
-    pattern.moves.shrink_to_fit();
+    std::vector<bool> own;  // [holding]
+    const std::size_t holdings = pattern.geometry.source_count() +
+                                 pattern.geometry.destination_count() + pattern.scratch.size();
+    for (std::uint32_t holding = 0; holding < holdings; ++holding) {
+      own.push_back(pattern.rank_of(holding) == *only_);
+    }
+    std::vector<Move> kept;
+    std::copy_if(pattern.moves.begin(), pattern.moves.end(), std::back_inserter(kept),
+                 [&](const Move& move) { return own[move.from] || own[move.to]; });
+    pattern.moves = std::move(kept);
   }
   plan_.patterns.push_back(std::move(pattern));
   return static_cast<std::uint32_t>(plan_.patterns.size() - 1);

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "core/plan/atoms.hpp"
@@ -45,11 +46,14 @@ class PlanBuilder {
   Plan finish() &&;
 
  private:
+  const std::string& layout_digest(const Layout& layout);
+
   const Problem& problem_;
   std::optional<Rank> only_;
   Plan plan_;
   std::vector<std::string> pattern_digests_;
   std::vector<std::uint32_t> pattern_stages_;
+  std::unordered_map<const Layout*, std::string> layout_digests_;
 };
 
 }  // namespace m2n
