@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <tuple>
 #include <utility>
 
 #include "core/error.hpp"
@@ -206,21 +205,31 @@ PlanSummary summarize(const Plan& plan, const Problem& problem) {
   summary.egress_bytes.assign(static_cast<std::size_t>(problem.world_size()), 0);
   summary.ingress_bytes.assign(static_cast<std::size_t>(problem.world_size()), 0);
 
-  // Parameters of a pattern that start at one stage count alike.
-  std::map<std::pair<std::uint32_t, std::uint32_t>, std::uint64_t> uses;
+  // Parameters of a pattern count alike, so each distinct move is looked at once. Messages are told
+  // apart by stage: each pattern's distinct pairs by stage, then the patterns that meet in a stage.
+  const auto world = static_cast<std::size_t>(problem.world_size());
+  std::vector<std::uint64_t> count(plan.patterns.size(), 0);
+  std::set<std::pair<std::uint32_t, std::uint32_t>> starts;  // first stage, pattern
   for (std::size_t i = 0; i < plan.pattern_of.size(); ++i) {
-    ++uses[{plan.pattern_of[i], plan.first_stage[i]}];
+    ++count[plan.pattern_of[i]];
+    starts.emplace(plan.first_stage[i], plan.pattern_of[i]);
   }
-  std::set<std::tuple<std::uint32_t, Rank, Rank>> pairs;
-  std::vector<std::uint64_t> scratch(static_cast<std::size_t>(problem.world_size()), 0);
-  for (const auto& [key, count] : uses) {
-    const Pattern& pattern = plan.patterns[key.first];
-    std::tuple<std::uint32_t, Rank, Rank> last{0, -1, -1};
+  std::vector<std::uint32_t> seen(world * world, 0);  // [from, to] -> mark of the last visit
+  std::uint32_t mark = 0;
+  struct StagePairs {
+    std::uint32_t stage;
+    std::vector<std::size_t> pairs;
+  };
+  std::vector<std::vector<StagePairs>> pairs_of(plan.patterns.size());
+  std::vector<std::uint64_t> scratch(world, 0);
+  for (std::size_t p = 0; p < plan.patterns.size(); ++p) {
+    const Pattern& pattern = plan.patterns[p];
     for (const Move& move : pattern.moves) {
       const Rank from = pattern.rank_of(move.from);
       const Rank to = pattern.rank_of(move.to);
-      const std::uint64_t bytes = checked_mul_bytes(pattern.move_bytes(move), count, "plan bytes");
-      summary.regions = checked_add_bytes(summary.regions, count, "region count");
+      const std::uint64_t bytes =
+          checked_mul_bytes(pattern.move_bytes(move), count[p], "plan bytes");
+      summary.regions = checked_add_bytes(summary.regions, count[p], "region count");
       if (from == to) {
         summary.local_bytes = checked_add_bytes(summary.local_bytes, bytes, "plan bytes");
         continue;
@@ -228,10 +237,16 @@ PlanSummary summarize(const Plan& plan, const Problem& problem) {
       summary.bytes = checked_add_bytes(summary.bytes, bytes, "plan bytes");
       summary.egress_bytes[static_cast<std::size_t>(from)] += bytes;
       summary.ingress_bytes[static_cast<std::size_t>(to)] += bytes;
-      const std::tuple<std::uint32_t, Rank, Rank> pair{key.second + move.stage, from, to};
-      if (pair != last) {
-        pairs.insert(pair);
-        last = pair;
+      std::vector<StagePairs>& stages = pairs_of[p];
+      if (stages.empty() || stages.back().stage != move.stage) {
+        stages.push_back({move.stage, {}});
+        ++mark;
+      }
+      const std::size_t pair =
+          static_cast<std::size_t>(from) * world + static_cast<std::size_t>(to);
+      if (seen[pair] != mark) {
+        seen[pair] = mark;
+        stages.back().pairs.push_back(pair);
       }
     }
     for (const ScratchPiece& piece : pattern.scratch) {
@@ -241,7 +256,26 @@ PlanSummary summarize(const Plan& plan, const Problem& problem) {
                                                   bytes_of(pattern.geometry.destination->dtype()));
     }
   }
-  summary.messages = pairs.size();
+  std::map<std::uint32_t, std::vector<const StagePairs*>> by_stage;  // stages yet to be counted
+  const auto count_until = [&](std::uint64_t end) {
+    while (!by_stage.empty() && by_stage.begin()->first < end) {
+      ++mark;
+      for (const StagePairs* stage : by_stage.begin()->second) {
+        for (const std::size_t pair : stage->pairs) {
+          summary.messages += seen[pair] != mark ? 1 : 0;
+          seen[pair] = mark;
+        }
+      }
+      by_stage.erase(by_stage.begin());
+    }
+  };
+  for (const auto& [first, p] : starts) {
+    count_until(first);
+    for (const StagePairs& stage : pairs_of[p]) {
+      by_stage[first + stage.stage].push_back(&stage);
+    }
+  }
+  count_until(std::uint64_t{plan.stage_count} + 1);
   if (!scratch.empty()) {
     summary.scratch_bytes = *std::max_element(scratch.begin(), scratch.end());
   }
