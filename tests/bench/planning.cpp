@@ -61,13 +61,15 @@ void measure(const char* name, const Catalogue& catalogue, const testing::Deploy
   std::printf(
       "{\"schema\":1,\"bench\":\"planning\",\"case\":\"%s\",\"planner\":\"%s\",\"parameters\":%zu,"
       "\"ranks\":%d,\"patterns\":%zu,\"regions\":%llu,\"problem_ms\":%.1f,\"plan_ms\":%.1f,"
-      "\"certificate_ms\":%.1f,\"plan_and_certificate_ms\":%.1f,\"own_plan_ms\":%.1f,\"program_ms\":%.1f,"
-      "\"sends\":%zu,\"ratio\":%.4f,\"direct_ratio\":%.4f,\"digests_agree\":%s,\"peak_mib\":%.0f}\n",
+      "\"certificate_ms\":%.1f,\"plan_and_certificate_ms\":%.1f,\"own_plan_ms\":%.1f,\"program_"
+      "ms\":%.1f,"
+      "\"sends\":%zu,\"ratio\":%.4f,\"direct_ratio\":%.4f,\"digests_agree\":%s,\"peak_mib\":%.0f}"
+      "\n",
       name, planner_name.c_str(), catalogue.size(), problem.world_size(), plan.patterns.size(),
       static_cast<unsigned long long>(certificate.summary.regions), made - start, planned - before,
-      certified - planned, certified - before, own_planned - certified, programmed - own_planned, program.sends.size(),
-      certificate.ratio, certificate.direct_ratio, own.digest == plan.digest ? "true" : "false",
-      peak_mib());
+      certified - planned, certified - before, own_planned - certified, programmed - own_planned,
+      program.sends.size(), certificate.ratio, certificate.direct_ratio,
+      own.digest == plan.digest ? "true" : "false", peak_mib());
   std::fflush(stdout);
 }
 
