@@ -13,6 +13,7 @@ namespace m2n::cli {
 using Arguments = std::vector<std::string>;
 
 int run_command(const Arguments& arguments);
+int simulate_command(const Arguments& arguments);
 int layout_command(const Arguments& arguments);
 int plan_command(const Arguments& arguments);
 int list_command(const Arguments& arguments);

@@ -18,6 +18,8 @@ class Dump {
   Dump(const Job& job, const Plan& plan);
   /// Both sides' compact local tensors of one rank. Thread-safe.
   void add_shards(const RankView& view);
+  void add_facts(const std::map<std::string, std::string>& facts) { writer_.experiment(facts); }
+  void add_timeline(const Timeline& timeline) { writer_.timeline(timeline); }
   void add_rounds(const LocalJobReport& report);
   void commit();
 

@@ -56,7 +56,7 @@ bool is_section_key(std::string_view word) {
 /// "--rounds 3" to "--run.rounds=3", so that a flag and a key are one thing. Flags without a value
 /// stay as they are.
 std::vector<std::string> normalized(const std::vector<std::string>& arguments) {
-  static const std::set<std::string_view> kSwitches = {"--json", "--help"};
+  static const std::set<std::string_view> kSwitches = {"--json", "--help", "--relabel"};
   std::vector<std::string> out;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string& word = arguments[i];
@@ -162,6 +162,8 @@ po::options_description experiment_flags(Experiment& e) {
           "also dump every rank's local tensors")(
           "plugin", po::value<std::vector<std::string>>()->composing(),
           "shared library with more plug-ins; may come several times")(
+          "relabel", po::bool_switch(),
+          "hand the workers' parts out anew, so that fewer bytes travel")(
           "json", po::bool_switch(), "one JSON object on standard output");
   return flags;
 }
@@ -255,6 +257,7 @@ Experiment parse_experiment(const std::vector<std::string>& arguments) {
       experiment.plugins.emplace_back(file);
     }
   }
+  experiment.relabel = variables["relabel"].as<bool>();
   experiment.json = variables["json"].as<bool>();
   return experiment;
 }

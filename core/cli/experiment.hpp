@@ -45,6 +45,7 @@ struct Experiment {
   std::string transport = "loopback";
   Options transport_options;
   std::filesystem::path topology;
+  bool relabel = false;  ///< Hand the workers' parts out anew, so that fewer bytes travel.
 
   std::uint64_t rounds = 1;
   double deadline_seconds = 60;

@@ -28,6 +28,30 @@ Job::Job(const Experiment& experiment)
                   ? Topology::single_island(std::max<Rank>(1, problem_->world_size()))
                   : Topology::read(experiment_.topology);
   topology_.require(problem_->world_size());
+  if (experiment_.relabel) {
+    apply_relabelling();
+  }
+}
+
+void Job::apply_relabelling() {
+  relabelling_ = relabel(*problem_, topology_);
+  if (models_ == nullptr) {
+    problem_ = std::make_unique<const Problem>(relabelled(*problem_, *relabelling_));
+    for (std::size_t i = 0; i < problem_->parameters().size(); ++i) {
+      declared_sink_[i].side = problem_->parameters()[i].destination;
+    }
+    resolutions_ = declared_sink_;
+    return;
+  }
+  // A worker keeps what the part that it plays now needs.
+  auto models = std::make_shared<std::vector<WorkerModel>>(models_->size());
+  const std::vector<Rank>& ranks = problem_->destination_ranks();
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const auto plays = static_cast<std::size_t>(relabelling_->ranks[i] - first_worker_);
+    (*models)[plays] = (*models_)[static_cast<std::size_t>(ranks[i] - first_worker_)];
+  }
+  models_ = std::move(models);
+  resolve_models();
 }
 
 void Job::build_from_problem() {
@@ -93,6 +117,10 @@ void Job::build_from_model() {
   models_ = std::move(models);
   source_ranks_ = experiment_.source_ranks;
   first_worker_ = experiment_.source_ranks;
+  resolve_models();
+}
+
+void Job::resolve_models() {
   const auto source = make_source(0);
   resolutions_ = make_sink(first_worker_)->resolve(source->params());
   problem_ = std::make_unique<const Problem>(make_problem(source->params(), resolutions_));

@@ -6,11 +6,13 @@
 /// From an experiment to everything that a command works on, composed by name.
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "core/api/builtin.hpp"
 #include "core/cli/experiment.hpp"
 #include "core/engine/local_job.hpp"
+#include "core/plan/relabel.hpp"
 #include "core/plan/topology.hpp"
 
 namespace m2n::cli {
@@ -28,6 +30,8 @@ class Job {
   const TensorValues& values() const noexcept { return *values_; }
   /// Null for a problem file.
   const std::vector<WorkerModel>* models() const noexcept { return models_.get(); }
+  /// What --relabel did; nothing when it was not asked for.
+  const std::optional<Relabelling>& relabelling() const noexcept { return relabelling_; }
   /// World rank of worker 0 of a model's deployment.
   Rank first_worker() const noexcept { return first_worker_; }
 
@@ -38,6 +42,8 @@ class Job {
  private:
   void build_from_problem();
   void build_from_model();
+  void resolve_models();
+  void apply_relabelling();
   std::unique_ptr<WeightSource> make_source(Rank rank) const;
   std::unique_ptr<WeightSink> make_sink(Rank rank) const;
 
@@ -52,6 +58,7 @@ class Job {
   Rank first_worker_ = 0;
   std::vector<Resolution> resolutions_;
   std::unique_ptr<const Problem> problem_;
+  std::optional<Relabelling> relabelling_;
 };
 
 }  // namespace m2n::cli

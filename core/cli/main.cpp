@@ -33,6 +33,9 @@ constexpr std::array kCommands = {
             "one whole experiment: build the shards, plan, move, verify, dump", run_command, true},
     Command{"plan", "[EXPERIMENT] [--problem FILE] [FLAGS]",
             "plan only: what moves between whom, and how good that is", plan_command, true},
+    Command{"simulate", "[EXPERIMENT] [--problem FILE] [--topology FILE] [FLAGS]",
+            "the plan on a described cluster: how long, and which port decides", simulate_command,
+            true},
     Command{"layout", "FILE [FLAGS]",
             "who holds what of an experiment or problem file: one JSON line a parameter, side and "
             "rank",

@@ -5,13 +5,13 @@
 /// `m2n plan`: what moves between whom.
 
 #include <boost/json.hpp>
-#include <chrono>
 #include <iostream>
 
 #include "core/cli/commands.hpp"
 #include "core/cli/dump.hpp"
 #include "core/cli/job.hpp"
 #include "core/cli/output.hpp"
+#include "core/cli/planned_job.hpp"
 #include "core/plan/traffic.hpp"
 
 namespace m2n::cli {
@@ -72,53 +72,24 @@ int plan_command(const Arguments& arguments) {
   progress.phase("reading");
   const Job job(experiment);
   progress.phase("planning");
-  const auto start = std::chrono::steady_clock::now();
-  const Plan plan = job.make_planner()->plan(job.problem(), job.topology());
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  check_plan(plan, job.problem());
-  const PlanSummary summary = summarize(plan, job.problem());
+  const PlannedJob planned(job);
+  const Certificate& certificate = planned.certificate;
   if (!experiment.dump.empty()) {
     progress.phase("dumping");
-    Dump dump(job, plan);
+    Dump dump(job, planned.plan);
+    dump.add_facts({{"certificate", to_json(certificate)}});
     dump.commit();
   }
   progress.phase("");
   if (experiment.json) {
-    std::cout << json::serialize(json::object{{"planner", plan.planner},
-                                              {"parameters", summary.parameters},
-                                              {"patterns", summary.patterns},
-                                              {"regions", summary.regions},
-                                              {"messages", summary.messages},
-                                              {"stages", summary.stages},
-                                              {"bytes", summary.bytes},
-                                              {"local_bytes", summary.local_bytes},
-                                              {"scratch_bytes", summary.scratch_bytes},
-                                              {"max_egress_bytes", summary.max_egress_bytes()},
-                                              {"max_ingress_bytes", summary.max_ingress_bytes()},
-                                              {"plan_seconds", seconds},
-                                              {"digest", plan.digest}})
-              << '\n';
+    std::cout << json::serialize(planned.json()) << '\n';
     return 0;
   }
-  Table table({"plan", plan.planner}, true);
-  table.add({"parameters", std::to_string(summary.parameters) + " in " +
-                               std::to_string(summary.patterns) + " patterns"});
-  table.add({"regions", std::to_string(summary.regions)});
-  table.add({"messages", std::to_string(summary.messages) + " in " +
-                             std::to_string(summary.stages) + " stages"});
-  table.add({"bytes between ranks", human_bytes(summary.bytes)});
-  table.add({"bytes inside ranks", human_bytes(summary.local_bytes)});
-  table.add({"scratch memory", human_bytes(summary.scratch_bytes)});
-  table.add({"largest egress", human_bytes(summary.max_egress_bytes())});
-  table.add({"largest ingress", human_bytes(summary.max_ingress_bytes())});
-  table.add({"planned in", human_seconds(seconds)});
-  table.add({"digest", plan.digest});
-  std::cout << table.text();
-  print_traffic(plan, job.problem());
-  print_regions(plan, job.problem());
-  if (summary.regions > kTableRegions) {
-    std::cout << "and " << summary.regions - kTableRegions
+  std::cout << planned.table().text() << '\n' << to_text(certificate);
+  print_traffic(planned.plan, job.problem());
+  print_regions(planned.plan, job.problem());
+  if (certificate.summary.regions > kTableRegions) {
+    std::cout << "and " << certificate.summary.regions - kTableRegions
               << " more; --dump FILE holds all of them\n";
   }
   return 0;

@@ -40,6 +40,11 @@
 ///   /rounds/peers        one row a round, rank and peer
 ///     version u64[n], rank peer i32[n], sent_bytes received_bytes u64[n], path u32[n]
 ///     paths              text[k]       the names that path numbers
+///   /simulation          attr seconds f64; one row a simulated message, seconds from the start
+///     start end          f64[n]
+///     source destination i32[n], stage u32[n], bytes u64[n]
+///   /simulation/ports    one row a port that carried bytes
+///     name text[n], bytes u64[n], busy f64[n] (seconds)
 ///   /shards/<source|destination>/<rank>/<path>   the rank's compact row-major tensor, element bits
 ///                        attrs name text, dtype text, dtype_number u8 (place in all_dtypes()),
 ///                        global_shape i64[d], and box i64[d,2] when it is one box; else the boxes
@@ -71,6 +76,7 @@
 #include "core/api/transport.hpp"
 #include "core/layout/layout.hpp"
 #include "core/plan/plan.hpp"
+#include "core/plan/simulate.hpp"
 
 namespace m2n {
 
@@ -112,6 +118,8 @@ class DumpWriter {
   void plan(const Plan& plan, const Problem& problem);
   /// What @p rank measured in one round.
   void round(Rank rank, const RoundReport& report);
+  /// /simulation: what a simulated round looked like. Once.
+  void timeline(const Timeline& timeline);
   /// @param compact  The rank's tensor as shard.local_shape says, row-major; may be null when that
   ///                 has no elements.
   void shard(Role side, Rank rank, const Parameter& parameter, const CompactShard& shard,

@@ -620,6 +620,48 @@ void DumpWriter::round(Rank rank, const RoundReport& report) {
   impl_->rounds.emplace_back(rank, report);
 }
 
+void DumpWriter::timeline(const Timeline& timeline) {
+  const h5::Lock lock;
+  impl_->expect_open();
+  const Table events = impl_->table("/simulation", timeline.events.size());
+  {
+    const h5::Object group = h5::open_group(impl_->file, "/simulation");
+    h5::write_attribute({group, "group '/simulation'"}, "seconds", DType::f64, {},
+                        &timeline.seconds);
+  }
+  Column start = events.column("start", DType::f64);
+  Column end = events.column("end", DType::f64);
+  Column source = events.column("source", DType::i32);
+  Column destination = events.column("destination", DType::i32);
+  Column stage = events.column("stage", DType::u32);
+  Column bytes = events.column("bytes", DType::u64);
+  for (const TimelineEvent& event : timeline.events) {
+    start.add(event.start);
+    end.add(event.end);
+    source.add(event.from);
+    destination.add(event.to);
+    stage.add(event.stage);
+    bytes.add(event.bytes);
+  }
+  finish(start, end, source, destination, stage, bytes);
+
+  const Table ports = impl_->table("/simulation/ports", timeline.ports.size());
+  std::uint64_t longest = 0;
+  for (const Timeline::Port& port : timeline.ports) {
+    longest = std::max<std::uint64_t>(longest, port.name.size());
+  }
+  Column name(impl_->file, "/simulation/ports/name", h5::text_type(longest), timeline.ports.size(),
+              0, impl_->options.deflate_level);
+  Column port_bytes = ports.column("bytes", DType::u64);
+  Column busy = ports.column("busy", DType::f64);
+  for (const Timeline::Port& port : timeline.ports) {
+    name.add_text(port.name);
+    port_bytes.add(port.bytes);
+    busy.add(port.busy);
+  }
+  finish(name, port_bytes, busy);
+}
+
 void DumpWriter::Impl::write_rounds() {
   std::uint64_t peer_rows = 0;
   std::uint64_t longest_path = 0;

@@ -15,6 +15,7 @@
 
 #include "core/io/safetensors.hpp"
 #include "tests/support/run_program.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace m2n {
 namespace {
@@ -29,6 +30,16 @@ Outcome m2n(const TemporaryFolder& folder, std::vector<std::string> words) {
   BOOST_TEST_REQUIRE(program != nullptr, "M2N_PROGRAM names the program under test");
   words.insert(words.begin(), program);
   return testing::run_program(words, folder.path());
+}
+
+/// Names of everything in a folder, sorted.
+std::vector<std::string> list(const TemporaryFolder& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path())) {
+    names.push_back(std::filesystem::relative(entry.path(), folder.path()).string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 /// FSDP2 over TP to column-parallel workers.
@@ -158,14 +169,14 @@ BOOST_DATA_TEST_CASE(is_one_sentence_and_an_exit_status, bdata::make(kRefusals),
     folder.write("p.json", c.problem);
   }
   folder.write("t.json", R"({"islands": [{"ranks": [0, 1]}], "link_gb_per_s": 100})");
-  const std::vector<std::string> before = folder.list();
+  const std::vector<std::string> before = list(folder);
   const Outcome outcome = m2n(folder, c.words);
   BOOST_TEST(outcome.status == c.status);
   BOOST_TEST(outcome.out.empty());
   BOOST_TEST(outcome.err.find(c.part) != std::string::npos, outcome.err);
   BOOST_TEST(outcome.err.rfind("m2n: ", 0) == 0U);
   BOOST_TEST(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
-  BOOST_TEST((folder.list() == before), "a refusal leaves no file behind");
+  BOOST_TEST((list(folder) == before), "a refusal leaves no file behind");
 }
 
 BOOST_AUTO_TEST_CASE(a_truncated_checkpoint_is_named) {
@@ -173,12 +184,12 @@ BOOST_AUTO_TEST_CASE(a_truncated_checkpoint_is_named) {
   folder.write("model.safetensors", std::string("\x40\0\0\0\0\0\0\0{\"a\":", 14));
   folder.write("e.ini", bert("[source]\nvalues = safetensors\npath = model.safetensors\n"
                              "[dump]\nfile = dump.h5\n"));
-  const std::vector<std::string> before = folder.list();
+  const std::vector<std::string> before = list(folder);
   const Outcome outcome = m2n(folder, {"run", "e.ini"});
   BOOST_TEST(outcome.status == 1);
   BOOST_TEST(outcome.err.find("model.safetensors") != std::string::npos, outcome.err);
   BOOST_TEST(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
-  BOOST_TEST((folder.list() == before));
+  BOOST_TEST((list(folder) == before));
 }
 
 BOOST_AUTO_TEST_CASE(a_missing_shard_file_is_named) {
@@ -269,6 +280,47 @@ BOOST_AUTO_TEST_CASE(plan_prints_its_counts_as_json) {
   BOOST_TEST(plan.at("digest").as_string().size() == 64U);
 }
 
+BOOST_AUTO_TEST_CASE(plan_prints_a_bound_beside_the_plan) {
+  const TemporaryFolder folder;
+  folder.write("p.json", kProblem);
+  const Outcome outcome = m2n(folder, {"plan", "p.json", "--planner", "balanced", "--json"});
+  BOOST_TEST_REQUIRE(outcome.status == 0, outcome.err);
+  const json::value certificate = json::parse(outcome.out).at("certificate");
+  BOOST_TEST(certificate.at("bound_s").to_number<double>() > 0);
+  BOOST_TEST(certificate.at("ratio").to_number<double>() >= 1);
+  BOOST_TEST(m2n(folder, {"plan", "p.json"}).out.find("bound") != std::string::npos);
+}
+
+BOOST_AUTO_TEST_CASE(simulate_says_how_long_and_which_port) {
+  const TemporaryFolder folder;
+  folder.write("p.json", kProblem);
+  const Outcome outcome =
+      m2n(folder, {"simulate", "p.json", "--planner", "relay", "--json", "--dump", "s.h5"});
+  BOOST_TEST_REQUIRE(outcome.status == 0, outcome.err);
+  const json::value result = json::parse(outcome.out);
+  BOOST_TEST(result.at("simulated_seconds").to_number<double>() > 0);
+  BOOST_TEST(result.at("ratio").to_number<double>() >= 1);
+  BOOST_TEST(!result.at("ports").as_array().empty());
+  BOOST_TEST(m2n(folder, {"inspect", "s.h5"}).status == 0);
+}
+
+BOOST_AUTO_TEST_CASE(relabel_keeps_bytes_local_where_ranks_are_on_both_sides) {
+  const TemporaryFolder folder;  // rank r holds rows of part 1 - r: swapped, all is on the spot
+  folder.write("p.json", problem(R"json({"mesh": {"dims": [2], "ranks": [0, 1]},
+                                         "placements": ["Shard(0)"]})json",
+                                 R"json({"mesh": {"dims": [2], "ranks": [1, 0]},
+                                         "placements": ["Shard(0)"]})json"));
+  const auto bytes = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), {"run", "p.json", "--json"});
+    const Outcome outcome = m2n(folder, words);
+    BOOST_TEST_REQUIRE(outcome.status == 0, outcome.err);
+    BOOST_TEST(json::parse(outcome.out).at("verified").as_bool());
+    return json::parse(outcome.out).at("bytes").to_number<int>();
+  };
+  BOOST_TEST(bytes({}) == 96);
+  BOOST_TEST(bytes({"--relabel"}) == 0);
+}
+
 BOOST_AUTO_TEST_CASE(run_verifies_and_reports_as_json) {
   const TemporaryFolder folder;
   folder.write("p.json", kProblem);
@@ -310,6 +362,7 @@ BOOST_AUTO_TEST_CASE(every_source_and_sink_runs_a_model) {
 
 BOOST_AUTO_TEST_CASE(flags_win_over_the_file_and_paths_follow_the_file) {
   const TemporaryFolder folder;
+  std::filesystem::create_directory(folder.path() / "sub");
   folder.write("sub/p.json", kProblem);
   folder.write("sub/e.ini", "[model]\nproblem = p.json\n[run]\nrounds = 3\n[dump]\nfile = d.h5\n");
   const Outcome outcome = m2n(folder, {"run", "sub/e.ini", "--rounds", "2", "--json"});
@@ -331,7 +384,7 @@ BOOST_AUTO_TEST_CASE(list_shows_what_is_built_in) {
 
 BOOST_AUTO_TEST_CASE(help_is_for_a_person) {
   const TemporaryFolder folder;
-  for (const char* command : {"run", "plan", "layout", "inspect", "list"}) {
+  for (const char* command : {"run", "plan", "simulate", "layout", "inspect", "list"}) {
     const Outcome outcome = m2n(folder, {command, "--help"});
     BOOST_TEST(outcome.status == 0);
     BOOST_TEST(outcome.out.find("usage: m2n " + std::string(command)) != std::string::npos);

@@ -6,20 +6,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cstdlib>
-#include <fstream>
-#include <sstream>
 #include <stdexcept>
+
+#include "tests/support/temporary_folder.hpp"
 
 namespace m2n::testing {
 namespace {
-
-std::string read_all(const std::filesystem::path& file) {
-  std::ostringstream text;
-  text << std::ifstream(file, std::ios::binary).rdbuf();
-  return std::move(text).str();
-}
 
 void send_to(const char* file, int descriptor) {
   const int opened = open(file, O_WRONLY | O_CREAT | O_TRUNC, 0600);
@@ -55,38 +47,8 @@ Outcome run_program(const std::vector<std::string>& words, const std::filesystem
   if (waitpid(child, &status, 0) != child) {
     throw std::runtime_error("waitpid failed");
   }
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_all(out),
-          read_all(err)};
-}
-
-TemporaryFolder::TemporaryFolder() {
-  std::string name = (std::filesystem::temp_directory_path() / "m2n-test-XXXXXX").string();
-  if (mkdtemp(name.data()) == nullptr) {
-    throw std::runtime_error("no temporary folder");
-  }
-  path_ = name;
-}
-
-TemporaryFolder::~TemporaryFolder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
-
-std::filesystem::path TemporaryFolder::write(const std::string& name,
-                                             const std::string& text) const {
-  const std::filesystem::path file = path_ / name;
-  std::filesystem::create_directories(file.parent_path());
-  std::ofstream(file, std::ios::binary) << text;
-  return file;
-}
-
-std::vector<std::string> TemporaryFolder::list() const {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(path_)) {
-    names.push_back(std::filesystem::relative(entry.path(), path_).string());
-  }
-  std::sort(names.begin(), names.end());
-  return names;
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_file(out),
+          read_file(err)};
 }
 
 }  // namespace m2n::testing

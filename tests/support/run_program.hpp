@@ -3,7 +3,7 @@
 #pragma once
 
 /// @file
-/// Runs a program as a person would, and a folder that is gone afterwards.
+/// Runs a program as a person would.
 
 #include <filesystem>
 #include <string>
@@ -19,22 +19,5 @@ struct Outcome {
 
 /// Runs @p words (a path and its arguments), without a shell, in @p folder.
 Outcome run_program(const std::vector<std::string>& words, const std::filesystem::path& folder);
-
-/// A fresh folder under the system's temporary one.
-class TemporaryFolder {
- public:
-  TemporaryFolder();
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  ~TemporaryFolder();
-  const std::filesystem::path& path() const noexcept { return path_; }
-  /// Writes a file in it. @return its path.
-  std::filesystem::path write(const std::string& name, const std::string& text) const;
-  /// Names of everything in it, sorted.
-  std::vector<std::string> list() const;
-
- private:
-  std::filesystem::path path_;
-};
 
 }  // namespace m2n::testing
