@@ -17,6 +17,9 @@ trap 'rm -rf "$scratch"' EXIT
 tree=$scratch$prefix
 export PKG_CONFIG_PATH=$tree/$libdir/pkgconfig
 read -ra flags <<<"$(pkg-config --define-variable=prefix="$tree" --cflags --libs m2n)"
+# That moves the prefix of what m2n requires too, so it is asked for apart.
+read -ra required <<<"$(pkg-config --cflags eigen3)"
+flags+=("${required[@]}")
 cd "$scratch"  # so that no header of the source tree is found
 "$@" -O1 -Wall -Wextra "$here/main.cpp" -o embed "${flags[@]}" -pthread "-Wl,-rpath,$tree/$libdir"
 ./embed
