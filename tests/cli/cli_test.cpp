@@ -13,7 +13,9 @@
 #include <cstdlib>
 #include <sstream>
 
+#include "core/io/dump.hpp"
 #include "core/io/safetensors.hpp"
+#include "core/tensor/digest.hpp"
 #include "tests/support/run_program.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -356,6 +358,31 @@ BOOST_AUTO_TEST_CASE(every_source_and_sink_runs_a_model) {
       const Outcome outcome = m2n(folder, {"run", "e.ini", "--json", "--rounds", "2"});
       BOOST_TEST(outcome.status == 0, outcome.err);
       BOOST_TEST(outcome.out.find("\"verified\":true") != std::string::npos, outcome.out);
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(the_hdf5_sink_leaves_a_complete_dump_a_worker) {
+  const TemporaryFolder folder;
+  folder.write("p.json", kProblem);
+  const Outcome outcome = m2n(folder, {"run", "p.json", "--sink", "hdf5", "--sink.path", "w.h5",
+                                       "--rounds", "2", "--json"});
+  BOOST_TEST_REQUIRE(outcome.status == 0, outcome.err);
+  BOOST_TEST(json::parse(outcome.out).at("verified").as_bool());
+  for (const Rank rank : {4, 5}) {
+    const DumpReader dump(folder.path() / ("w.rank-" + std::to_string(rank) + ".h5"));
+    BOOST_TEST(dump.fact("version").value() == "2");
+    const std::vector<DumpShard> shards = dump.shards(Role::destination);
+    BOOST_TEST_REQUIRE(shards.size() == 1U);
+    BOOST_TEST((shards[0].compact.pieces[0].box == Box{{0, 4 * (rank - 4)}, {8, 4 * (rank - 3)}}));
+    std::vector<std::uint16_t> values(32);
+    dump.read(shards[0], reinterpret_cast<std::byte*>(values.data()));
+    for (Index row = 0; row < 8; ++row) {
+      for (Index column = 0; column < 4; ++column) {
+        const auto flat = static_cast<std::uint64_t>(row * 8 + 4 * (rank - 4) + column);
+        BOOST_TEST(values[static_cast<std::size_t>(row * 4 + column)] ==
+                   synthetic_bits(DType::bf16, synthetic_seed("w"), flat));
+      }
     }
   }
 }
