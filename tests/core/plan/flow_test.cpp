@@ -64,8 +64,8 @@ BOOST_AUTO_TEST_CASE(equal_ports_share_evenly_where_an_optimum_allows) {
 }
 
 BOOST_AUTO_TEST_CASE(unequal_rates_get_unequal_shares) {
-  const MinMaxFlow best = min_max_flow(std::vector<FlowDemand>{{4000, {0, 1}}},
-                                       std::vector<double>{1e6, 3e6});
+  const MinMaxFlow best =
+      min_max_flow(std::vector<FlowDemand>{{4000, {0, 1}}}, std::vector<double>{1e6, 3e6});
   BOOST_TEST(near(best.seconds, 1e-3));
   BOOST_TEST(near(best.bytes[0][1], 3000));
 }
