@@ -45,6 +45,7 @@
 ///     source destination i32[n], stage u32[n], bytes u64[n]
 ///   /simulation/ports    one row a port that carried bytes
 ///     name text[n], bytes u64[n], busy f64[n] (seconds)
+///   /results/<table>     columns of a study, one row a case
 ///   /shards/<source|destination>/<rank>/<path>   the rank's compact row-major tensor, element bits
 ///                        attrs name text, dtype text, dtype_number u8 (place in all_dtypes()),
 ///                        global_shape i64[d], and box i64[d,2] when it is one box; else the boxes
@@ -71,6 +72,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "core/api/transport.hpp"
@@ -85,6 +87,12 @@ inline constexpr std::uint32_t kDumpSchemaVersion = 1;
 /// A name as one component of a path in a dump, and back. No two names share a path.
 std::string dump_path_of(std::string_view name);
 std::string name_of_dump_path(std::string_view path);
+
+/// A column of a table of results: numbers or text, one a row.
+struct DumpColumn {
+  std::string name;
+  std::variant<std::vector<double>, std::vector<std::uint64_t>, std::vector<std::string>> rows;
+};
 
 struct DumpOptions {
   /// 1 to 9: zlib, in chunks of at most 8 MiB. 0: as it is, so that a part of a shard is read by
@@ -120,6 +128,8 @@ class DumpWriter {
   void round(Rank rank, const RoundReport& report);
   /// /simulation: what a simulated round looked like. Once.
   void timeline(const Timeline& timeline);
+  /// /results/<name>: a table of anything, e.g. of a study. Columns have equally many rows.
+  void results(const std::string& name, const std::vector<DumpColumn>& columns);
   /// @param compact  The rank's tensor as shard.local_shape says, row-major; may be null when that
   ///                 has no elements.
   void shard(Role side, Rank rank, const Parameter& parameter, const CompactShard& shard,

@@ -662,6 +662,46 @@ void DumpWriter::timeline(const Timeline& timeline) {
   finish(name, port_bytes, busy);
 }
 
+void DumpWriter::results(const std::string& name, const std::vector<DumpColumn>& columns) {
+  const h5::Lock lock;
+  impl_->expect_open();
+  const std::string group = "/results/" + dump_path_of(name);
+  h5::create_group(impl_->file, group);
+  std::optional<std::size_t> rows;
+  for (const DumpColumn& column : columns) {
+    std::visit(
+        [&](const auto& values) {
+          using Value = typename std::decay_t<decltype(values)>::value_type;
+          if (rows.value_or(values.size()) != values.size()) {
+            throw Error(Errc::bad_argument, "column '" + column.name + "' of '" + group + "' has " +
+                                                std::to_string(values.size()) + " rows, not " +
+                                                std::to_string(*rows));
+          }
+          rows = values.size();
+          const std::string path = group + "/" + dump_path_of(column.name);
+          h5::Type type = h5::type_of(std::is_same_v<Value, double> ? DType::f64 : DType::u64);
+          if constexpr (std::is_same_v<Value, std::string>) {
+            std::uint64_t longest = 0;
+            for (const std::string& text : values) {
+              longest = std::max<std::uint64_t>(longest, text.size());
+            }
+            type = h5::text_type(longest);
+          }
+          Column out(impl_->file, path, std::move(type), values.size(), 0,
+                     impl_->options.deflate_level);
+          for (const Value& value : values) {
+            if constexpr (std::is_same_v<Value, std::string>) {
+              out.add_text(value);
+            } else {
+              out.add(value);
+            }
+          }
+          out.finish();
+        },
+        column.rows);
+  }
+}
+
 void DumpWriter::Impl::write_rounds() {
   std::uint64_t peer_rows = 0;
   std::uint64_t longest_path = 0;
