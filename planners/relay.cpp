@@ -57,7 +57,6 @@ class RelayMaker {
              const RelayOptions& options)
       : builder_(builder),
         classes_(classes),
-        ports_(ports),
         options_(options),
         lanes_(island_lanes(classes, ports, options.islands_apart)),
         splitter_(classes, lanes_, ports, true),
@@ -216,7 +215,6 @@ class RelayMaker {
 
   PlanBuilder& builder_;
   const FlowClasses& classes_;
-  const Ports& ports_;
   RelayOptions options_;
   std::vector<Lane> lanes_;
   QuotaSplitter splitter_;

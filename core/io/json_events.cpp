@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/io/json_events.hpp"
 
+#include <algorithm>
 #include <boost/json/basic_parser_impl.hpp>
 #include <boost/json/error.hpp>
 #include <boost/json/serialize.hpp>
@@ -36,8 +37,14 @@ std::size_t utf8_length(std::string_view text) {
   return legal ? length : 0;
 }
 
-[[noreturn]] void fail(const std::string& where, const std::string& what, std::size_t position) {
-  throw Error(Errc::bad_argument, where + " " + what + " at byte " + std::to_string(position));
+[[noreturn]] void fail(std::string_view text, const std::string& where, const std::string& what,
+                       std::size_t position) {
+  const std::string_view before = text.substr(0, position);
+  const auto line = 1 + std::count(before.begin(), before.end(), '\n');
+  const std::size_t line_break = before.rfind('\n');
+  const std::size_t column = line_break == before.npos ? position + 1 : position - line_break;
+  throw Error(Errc::bad_argument, where + " " + what + " at line " + std::to_string(line) +
+                                      ", column " + std::to_string(column));
 }
 
 void check_utf8(std::string_view text, const std::string& where) {
@@ -45,7 +52,7 @@ void check_utf8(std::string_view text, const std::string& where) {
   while (position < text.size()) {
     const std::size_t length = utf8_length(text.substr(position));
     if (length == 0) {
-      fail(where, "is not UTF-8", position);
+      fail(text, where, "is not UTF-8", position);
     }
     position += length;
   }
@@ -139,14 +146,14 @@ void read_json(std::string_view text, const std::string& where, JsonEvents& even
   boost::json::error_code code;
   std::size_t used = parser.write_some(false, text.data(), text.size(), code);
   if (code == boost::json::error::too_deep) {
-    fail(where, "is nested deeper than 32 levels", used);
+    fail(text, where, "is nested deeper than 32 levels", used);
   }
   if (code) {
-    fail(where, "is not JSON (" + code.message() + ")", used);
+    fail(text, where, "is not JSON (" + code.message() + ")", used);
   }
   used = text.find_first_not_of(" \t\r\n", used);
   if (used != std::string_view::npos) {
-    fail(where, "goes on after its JSON value", used);
+    fail(text, where, "goes on after its JSON value", used);
   }
 }
 

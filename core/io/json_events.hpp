@@ -31,7 +31,7 @@ class JsonEvents {
 
 /// Feeds @p events with the one JSON value that @p text holds, white space around it allowed.
 /// @param where  Subject of messages: "model.safetensors: the header".
-/// @throws Error{bad_argument} with the byte position when @p text is not UTF-8, not JSON, nested
+/// @throws Error{bad_argument} with line and column when @p text is not UTF-8, not JSON, nested
 ///         deeper than 32 levels, or goes on after its value; and whatever @p events throws.
 void read_json(std::string_view text, const std::string& where, JsonEvents& events);
 

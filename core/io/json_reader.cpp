@@ -3,7 +3,6 @@
 #include "core/io/json_reader.hpp"
 
 #include <algorithm>
-#include <boost/json/basic_parser_impl.hpp>
 #include <boost/json/parse.hpp>
 #include <cerrno>
 #include <cstring>
@@ -11,69 +10,35 @@
 #include <set>
 #include <sstream>
 
+#include "core/io/json_events.hpp"
+
 namespace m2n {
 namespace {
 
 namespace json = boost::json;
 
-/// Finds keys that an object has twice: the DOM parser keeps the last one silently.
-class DuplicateKeys {
+/// Finds keys that an object has twice: a document tree keeps one of them silently.
+class DuplicateKeys final : public JsonEvents {
  public:
-  static constexpr std::size_t max_object_size = std::size_t(-1);  // names as Boost.JSON asks
-  static constexpr std::size_t max_array_size = std::size_t(-1);
-  static constexpr std::size_t max_key_size = std::size_t(-1);
-  static constexpr std::size_t max_string_size = std::size_t(-1);
-
   const std::string& found() const noexcept { return found_; }
 
-  bool on_document_begin(json::error_code&) { return true; }
-  bool on_document_end(json::error_code&) { return true; }
-  bool on_object_begin(json::error_code&) {
-    keys_.emplace_back();
-    return true;
-  }
-  bool on_object_end(std::size_t, json::error_code&) {
-    keys_.pop_back();
-    return true;
-  }
-  bool on_array_begin(json::error_code&) { return true; }
-  bool on_array_end(std::size_t, json::error_code&) { return true; }
-  bool on_key_part(json::string_view part, std::size_t, json::error_code&) {
-    key_.append(part.data(), part.size());
-    return true;
-  }
-  bool on_key(json::string_view part, std::size_t, json::error_code&) {
-    key_.append(part.data(), part.size());
-    if (!keys_.back().insert(key_).second && found_.empty()) {
-      found_ = key_;
+  void begin_object() override { keys_.emplace_back(); }
+  void end_object() override { keys_.pop_back(); }
+  void begin_array() override {}
+  void end_array() override {}
+  void key(std::string_view name) override {
+    if (!keys_.back().emplace(name).second && found_.empty()) {
+      found_ = name;
     }
-    key_.clear();
-    return true;
   }
-  bool on_string_part(json::string_view, std::size_t, json::error_code&) { return true; }
-  bool on_string(json::string_view, std::size_t, json::error_code&) { return true; }
-  bool on_number_part(json::string_view, json::error_code&) { return true; }
-  bool on_int64(std::int64_t, json::string_view, json::error_code&) { return true; }
-  bool on_uint64(std::uint64_t, json::string_view, json::error_code&) { return true; }
-  bool on_double(double, json::string_view, json::error_code&) { return true; }
-  bool on_bool(bool, json::error_code&) { return true; }
-  bool on_null(json::error_code&) { return true; }
-  bool on_comment_part(json::string_view, json::error_code&) { return true; }
-  bool on_comment(json::string_view, json::error_code&) { return true; }
+  void string(std::string_view) override {}
+  void number(std::string_view) override {}
+  void constant(std::string_view) override {}
 
  private:
-  std::vector<std::set<std::string>> keys_;
-  std::string key_;
+  std::vector<std::set<std::string, std::less<>>> keys_;  // of the objects that are open
   std::string found_;
 };
-
-/// "line 3, column 14" of a byte.
-std::string place(std::string_view text, std::size_t at) {
-  const std::string_view before = text.substr(0, at);
-  const auto line = 1 + std::count(before.begin(), before.end(), '\n');
-  const std::size_t line_start = before.rfind('\n') == before.npos ? 0 : before.rfind('\n') + 1;
-  return "line " + std::to_string(line) + ", column " + std::to_string(at - line_start + 1);
-}
 
 }  // namespace
 
@@ -95,20 +60,15 @@ std::string read_text_file(const std::filesystem::path& file) {
 }
 
 boost::json::value parse_json(std::string_view text, const std::string& where) {
-  json::basic_parser<DuplicateKeys> keys{json::parse_options()};
-  json::error_code error;
-  std::size_t used = keys.write_some(false, text.data(), text.size(), error);
-  if (!error && text.find_first_not_of(" \t\r\n", used) != text.npos) {
-    used = text.find_first_not_of(" \t\r\n", used);
-    error = json::make_error_code(json::error::extra_data);
+  DuplicateKeys keys;
+  try {
+    read_json(text, where, keys);
+  } catch (const Error& error) {
+    throw JsonError(error.code(), error.what());
   }
-  if (error) {
+  if (!keys.found().empty()) {
     throw JsonError(Errc::bad_argument,
-                    where + " is not JSON at " + place(text, used) + ": " + error.message());
-  }
-  if (!keys.handler().found().empty()) {
-    throw JsonError(Errc::bad_argument,
-                    where + " has the key '" + keys.handler().found() + "' twice in one object");
+                    where + " has the key '" + keys.found() + "' twice in one object");
   }
   return json::parse(text);
 }

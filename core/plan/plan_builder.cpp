@@ -23,7 +23,6 @@ constexpr std::uint32_t kUnassigned = std::numeric_limits<std::uint32_t>::max();
 struct LayoutPair {
   const Layout* source;
   const Layout* destination;
-  friend bool operator==(const LayoutPair&, const LayoutPair&) = default;
 };
 struct LayoutPairHash {
   std::size_t operator()(const LayoutPair& pair) const noexcept {

@@ -75,7 +75,10 @@ class Simulator {
       if (rates_stale_) {
         share_ports();
       }
-      double next = arrivals_.empty() ? kNever : arrivals_.top().first;
+      double next = kNever;
+      if (!arrivals_.empty()) {
+        next = arrivals_.top().first;
+      }
       for (const std::uint32_t m : active_) {
         next = std::min(next, now_ + state_[m].left / state_[m].rate);
       }

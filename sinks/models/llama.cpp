@@ -13,7 +13,6 @@ namespace m2n {
 namespace {
 
 using models::Cut;
-using models::Part;
 using models::Row;
 using models::Sizes;
 using models::Table;

@@ -18,7 +18,6 @@ namespace {
 namespace bdata = boost::unit_test::data;
 using testing::Checkpoint;
 using testing::CheckpointStream;
-using testing::fallback_names;
 using testing::live_bytes;
 using testing::make_checkpoint;
 using testing::make_model;
@@ -28,7 +27,6 @@ using testing::models_of;
 using testing::run_round;
 using testing::specs_of;
 using testing::thrown_by;
-using testing::write_direct;
 
 constexpr Rank kFirstWorker = 3;
 using Live = std::map<std::string, std::vector<std::byte>>;
