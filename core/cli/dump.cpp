@@ -6,6 +6,7 @@
 
 #include "core/engine/compact.hpp"
 #include "core/io/json_reader.hpp"
+#include "core/plan/traffic.hpp"
 
 namespace m2n::cli {
 
@@ -47,6 +48,26 @@ void Dump::add_shards(const RankView& view) {
       writer_.shard(role, view.rank, parameter, tensor.shard, tensor.bytes.data());
     }
   }
+}
+
+void Dump::add_usage(const Plan& plan) {
+  std::vector<std::uint64_t> rank, stage, sent, received, copied, scratch;
+  for (Rank r = 0; r < job_.problem().world_size(); ++r) {
+    for (const StageUsage& usage : usage_of(plan, job_.problem(), r)) {
+      rank.push_back(static_cast<std::uint64_t>(r));
+      stage.push_back(usage.stage);
+      sent.push_back(usage.sent_bytes);
+      received.push_back(usage.received_bytes);
+      copied.push_back(usage.copied_bytes);
+      scratch.push_back(usage.scratch_bytes);
+    }
+  }
+  writer_.results("usage", {{"rank", rank},
+                            {"stage", stage},
+                            {"sent_bytes", sent},
+                            {"received_bytes", received},
+                            {"copied_bytes", copied},
+                            {"scratch_bytes", scratch}});
 }
 
 void Dump::add_rounds(const LocalJobReport& report) {

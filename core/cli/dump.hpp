@@ -19,6 +19,8 @@ class Dump {
   /// Both sides' compact local tensors of one rank. Thread-safe.
   void add_shards(const RankView& view);
   void add_facts(const std::map<std::string, std::string>& facts) { writer_.experiment(facts); }
+  /// Link use and staging of every rank, stage by stage, as /results/usage.
+  void add_usage(const Plan& plan);
   void add_timeline(const Timeline& timeline) { writer_.timeline(timeline); }
   void add_rounds(const LocalJobReport& report);
   void commit();

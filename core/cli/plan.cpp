@@ -77,6 +77,7 @@ int plan_command(const Arguments& arguments) {
   if (!experiment.dump.empty()) {
     progress.phase("dumping");
     Dump dump(job, planned.plan);
+    dump.add_usage(planned.plan);
     dump.add_facts({{"certificate", to_json(certificate)}});
     dump.commit();
   }

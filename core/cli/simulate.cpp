@@ -50,6 +50,7 @@ int simulate_command(const Arguments& arguments) {
   if (!experiment.dump.empty()) {
     progress.phase("dumping");
     Dump dump(job, planned.plan);
+    dump.add_usage(planned.plan);
     dump.add_facts({{"certificate", to_json(planned.certificate)}});
     dump.add_timeline(timeline);
     dump.commit();

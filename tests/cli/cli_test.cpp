@@ -11,6 +11,8 @@
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
 #include <cstdlib>
+#include <cstring>
+#include <numeric>
 #include <sstream>
 
 #include "core/io/dump.hpp"
@@ -304,6 +306,13 @@ BOOST_AUTO_TEST_CASE(simulate_says_how_long_and_which_port) {
   BOOST_TEST(result.at("simulated_seconds").to_number<double>() > 0);
   BOOST_TEST(result.at("ratio").to_number<double>() >= 1);
   BOOST_TEST(!result.at("ports").as_array().empty());
+  const DumpReader dump(folder.path() / "s.h5");
+  BOOST_TEST(dump.verify() > 0U);
+  std::vector<std::uint64_t> received(dump.bytes("/results/usage/received_bytes").size() / 8);
+  const std::vector<std::byte> raw = dump.bytes("/results/usage/received_bytes");
+  std::memcpy(received.data(), raw.data(), raw.size());
+  BOOST_TEST(std::accumulate(received.begin(), received.end(), std::uint64_t{0}) == 128U);
+  BOOST_TEST(!dump.bytes("/simulation/start").empty());
   BOOST_TEST(m2n(folder, {"inspect", "s.h5"}).status == 0);
 }
 
