@@ -66,6 +66,8 @@ class Layout {
   const std::vector<Rank>& ranks() const noexcept { return ranks_; }
   std::span<const RankPiece> pieces() const noexcept { return pieces_; }
   std::span<const RankPiece> pieces_of(Rank rank) const;
+  /// The rank of each piece, densely, for loops over many.
+  const std::vector<Rank>& piece_ranks() const noexcept { return piece_ranks_; }
   /// Slots in use: one more than the largest View::buffer.
   std::uint32_t slot_count() const noexcept { return slot_count_; }
 
@@ -100,6 +102,7 @@ class Layout {
   bool flat_ = false;
   std::vector<Rank> ranks_;
   std::vector<RankPiece> pieces_;
+  std::vector<Rank> piece_ranks_;
   std::vector<MeshForm> mesh_;  // none or one
   std::uint32_t slot_count_ = 1;
   std::uint64_t fingerprint_ = 0;

@@ -14,11 +14,11 @@ namespace m2n {
 Rank Pattern::rank_of(std::uint32_t holding) const {
   const std::uint32_t sources = geometry.source_count();
   if (holding < sources) {
-    return geometry.source->pieces()[holding].rank;
+    return geometry.source->piece_ranks()[holding];
   }
   const std::uint32_t destinations = geometry.destination_count();
   if (holding < sources + destinations) {
-    return geometry.destination->pieces()[holding - sources].rank;
+    return geometry.destination->piece_ranks()[holding - sources];
   }
   return scratch[holding - sources - destinations].rank;
 }
@@ -120,26 +120,19 @@ bool merge(Region& last, const Region& next) {
   return true;
 }
 
-/// Sorts by stage, then peer, and merges neighbours. Both ends of a pair see the same sequence, so
-/// they merge alike.
-void order_and_merge(std::vector<Region>& regions, Endpoint Region::*peer_end) {
-  // Keys are sorted, not regions, which are twenty times as large.
-  std::vector<std::pair<std::uint64_t, std::size_t>> order;
-  order.reserve(regions.size());
-  for (std::size_t i = 0; i < regions.size(); ++i) {
-    order.emplace_back(std::uint64_t{regions[i].stage} << 32 |
-                           static_cast<std::uint32_t>((regions[i].*peer_end).rank),
-                       i);
-  }
-  std::sort(order.begin(), order.end());
-  std::vector<Region> merged;
-  merged.reserve(regions.size());
-  for (const auto& [key, i] : order) {
-    if (merged.empty() || !merge(merged.back(), regions[i])) {
-      merged.push_back(regions[i]);
-    }
-  }
-  regions = std::move(merged);
+/// A region that is still to be written out: whose parameter's, and which of its pattern's.
+struct PendingRegion {
+  std::uint64_t stage_and_peer = 0;
+  std::uint32_t parameter = 0;
+  std::uint32_t number = 0;
+
+  friend auto operator<=>(const PendingRegion&, const PendingRegion&) = default;
+};
+
+PendingRegion pending(const Region& region, std::uint32_t first_stage, Rank peer,
+                      std::uint32_t parameter, std::uint32_t number) {
+  return {std::uint64_t{first_stage + region.stage} << 32 | static_cast<std::uint32_t>(peer),
+          parameter, number};
 }
 
 }  // namespace
@@ -169,25 +162,42 @@ Program make_program(const Plan& plan, const Problem& problem, Rank rank) {
       }
     }
   }
+  // Small entries are sorted, by stage and then peer; each region is written once, in its place.
+  std::vector<PendingRegion> sends;
+  std::vector<PendingRegion> receives;
+  std::vector<PendingRegion> copies;
   for (std::size_t i = 0; i < plan.pattern_of.size(); ++i) {
     const auto parameter = static_cast<std::uint32_t>(i);
-    for (Region region : own[plan.pattern_of[i]]) {
-      region.parameter = parameter;
-      region.stage += plan.first_stage[i];
-      set_buffer(region.from, problem, parameter);
-      set_buffer(region.to, problem, parameter);
-      if (region.from.rank == region.to.rank) {
-        program.copies.push_back(region);
-      } else if (region.from.rank == rank) {
-        program.sends.push_back(region);
-      } else {
-        program.receives.push_back(region);
-      }
+    const std::vector<Region>& regions = own[plan.pattern_of[i]];
+    for (std::uint32_t number = 0; number < regions.size(); ++number) {
+      const Region& region = regions[number];
+      const bool sent = region.from.rank == rank;
+      const bool received = region.to.rank == rank;
+      (sent && received ? copies
+       : sent           ? sends
+                        : receives)
+          .push_back(pending(region, plan.first_stage[i], sent ? region.to.rank : region.from.rank,
+                             parameter, number));
     }
   }
-  order_and_merge(program.sends, &Region::to);
-  order_and_merge(program.receives, &Region::from);
-  order_and_merge(program.copies, &Region::to);
+  // Both ends of a pair see the same sequence, so they merge neighbours alike.
+  const auto write_out = [&](std::vector<PendingRegion>& entries, std::vector<Region>& out) {
+    std::sort(entries.begin(), entries.end());
+    out.reserve(entries.size());
+    for (const PendingRegion& entry : entries) {
+      Region& region = out.emplace_back(own[plan.pattern_of[entry.parameter]][entry.number]);
+      region.parameter = entry.parameter;
+      region.stage += plan.first_stage[entry.parameter];
+      set_buffer(region.from, problem, entry.parameter);
+      set_buffer(region.to, problem, entry.parameter);
+      if (out.size() > 1 && merge(out[out.size() - 2], region)) {
+        out.pop_back();
+      }
+    }
+  };
+  write_out(sends, program.sends);
+  write_out(receives, program.receives);
+  write_out(copies, program.copies);
   return program;
 }
 
