@@ -1147,6 +1147,35 @@ BOOST_AUTO_TEST_CASE(rounds_keep_every_rank_and_peer) {
   BOOST_TEST(paths.at(path.at(2)) == "memory");
 }
 
+BOOST_AUTO_TEST_CASE(a_timeline_keeps_every_message_and_port) {
+  const TemporaryFolder folder;
+  const auto file = folder / "d.h5";
+  {
+    DumpWriter dump(file);
+    dump.timeline({2.5,
+                   {{0.0, 1.5, 0, 2, 0, 100}, {1.5, 2.5, 2, 1, 1, 50}},
+                   {{"rank 0 out", 100, 1.5}, {"nic 1", 50, 0.75}, {"x", 1, 0.0}}});
+    dump.commit();
+  }
+  BOOST_TEST((raw_column<double>(file, "/simulation/start") == std::vector<double>{0.0, 1.5}));
+  BOOST_TEST((raw_column<double>(file, "/simulation/end") == std::vector<double>{1.5, 2.5}));
+  BOOST_TEST(
+      (raw_column<std::int32_t>(file, "/simulation/source") == std::vector<std::int32_t>{0, 2}));
+  BOOST_TEST((raw_column<std::int32_t>(file, "/simulation/destination") ==
+              std::vector<std::int32_t>{2, 1}));
+  BOOST_TEST(
+      (raw_column<std::uint32_t>(file, "/simulation/stage") == std::vector<std::uint32_t>{0, 1}));
+  BOOST_TEST((raw_column<std::uint64_t>(file, "/simulation/bytes") ==
+              std::vector<std::uint64_t>{100, 50}));
+  BOOST_TEST((raw_texts(file, "/simulation/ports/name") ==
+              std::vector<std::string>{"rank 0 out", "nic 1", "x"}));
+  BOOST_TEST((raw_column<std::uint64_t>(file, "/simulation/ports/bytes") ==
+              std::vector<std::uint64_t>{100, 50, 1}));
+  BOOST_TEST(
+      (raw_column<double>(file, "/simulation/ports/busy") == std::vector<double>{1.5, 0.75, 0.0}));
+  DumpReader(file).verify();
+}
+
 BOOST_AUTO_TEST_CASE(texts_of_any_length_are_kept_whole) {
   // 65,440 bytes fit into an attribute of the default format, 65,472 do not.
   const TemporaryFolder folder;
