@@ -1181,7 +1181,7 @@ BOOST_AUTO_TEST_CASE(texts_of_any_length_are_kept_whole) {
   const TemporaryFolder folder;
   const auto file = folder / "d.h5";
   std::map<std::string, std::string> facts;
-  for (const std::size_t length : {0, 1, 65440, 65472, 160000, 3000000}) {
+  for (const std::size_t length : {0U, 1U, 65440U, 65472U, 160000U, 3000000U}) {
     std::string text(length, 'x');
     for (std::size_t i = 0; i < length; ++i) {
       text[i] = static_cast<char>('a' + i % 23);
