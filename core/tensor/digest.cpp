@@ -87,25 +87,30 @@ std::uint64_t digest_of_row(const Row& row, const std::byte* data, Index step_by
   return sum;
 }
 
-/// How random bits become a finite value.
-struct Finite {
-  std::uint32_t shift = 0;      ///< Right, of 64 random bits.
-  std::uint64_t exponent = 0;   ///< All ones here is infinite or NaN ...
-  std::uint64_t lowest = 0;     ///< ... and clearing this bit makes it finite; 0 for none.
-  std::uint64_t exponent2 = 0;  ///< Likewise, of an imaginary part.
-  std::uint64_t lowest2 = 0;
-  std::uint64_t nan = 0;  ///< A bit pattern that becomes 0: the only NaN of the fnuz types.
+constexpr std::uint64_t apply(const FiniteRule& rule, std::uint64_t random) noexcept {
+  std::uint64_t bits = random >> rule.shift;
+  bits &= ~((bits & rule.exponent) == rule.exponent ? rule.lowest : 0);
+  bits &= ~((bits & rule.exponent2) == rule.exponent2 ? rule.lowest2 : 0);
+  return bits == rule.nan ? 0 : bits;
+}
 
-  constexpr std::uint64_t operator()(std::uint64_t random) const noexcept {
-    std::uint64_t bits = random >> shift;
-    bits &= ~((bits & exponent) == exponent ? lowest : 0);
-    bits &= ~((bits & exponent2) == exponent2 ? lowest2 : 0);
-    return bits == nan ? 0 : bits;
+constexpr std::uint64_t random_bits(std::uint64_t seed, std::uint64_t index) noexcept {
+  return mix64(seed + (index + 1) * 0x9e3779b97f4a7c15ULL);
+}
+
+template <class Word>
+void fill_row(const FiniteRule& finite, std::uint64_t seed, const Row& row, std::byte* data,
+              Index step_bytes) {
+  for (std::uint64_t i = 0; i < row.count; ++i) {
+    const auto bits = static_cast<Word>(apply(finite, random_bits(seed, row.index + i)));
+    std::memcpy(data + static_cast<Index>(i) * step_bytes, &bits, sizeof bits);
   }
-};
+}
 
-Finite finite_of(DType dtype) {
-  Finite finite{.shift = 64 - bits_of(dtype)};
+}  // namespace
+
+FiniteRule finite_rule(DType dtype) {
+  FiniteRule finite{.shift = 64 - bits_of(dtype)};
   const auto field = [&](std::uint64_t exponent) {
     finite.exponent = exponent;
     finite.lowest = exponent & (~exponent + 1);
@@ -160,21 +165,6 @@ Finite finite_of(DType dtype) {
   return finite;
 }
 
-constexpr std::uint64_t random_bits(std::uint64_t seed, std::uint64_t index) noexcept {
-  return mix64(seed + (index + 1) * 0x9e3779b97f4a7c15ULL);
-}
-
-template <class Word>
-void fill_row(const Finite& finite, std::uint64_t seed, const Row& row, std::byte* data,
-              Index step_bytes) {
-  for (std::uint64_t i = 0; i < row.count; ++i) {
-    const auto bits = static_cast<Word>(finite(random_bits(seed, row.index + i)));
-    std::memcpy(data + static_cast<Index>(i) * step_bytes, &bits, sizeof bits);
-  }
-}
-
-}  // namespace
-
 std::uint64_t digest_of_box(const Shape& shape, const Box& box, DType dtype, const std::byte* data,
                             const Strides& strides) {
   const std::uint64_t item_bytes = bytes_of(dtype);
@@ -199,13 +189,13 @@ std::uint64_t synthetic_seed(std::string_view name) noexcept {
 }
 
 std::uint64_t synthetic_bits(DType dtype, std::uint64_t seed, std::uint64_t index) noexcept {
-  return finite_of(dtype)(random_bits(seed, index));
+  return apply(finite_rule(dtype), random_bits(seed, index));
 }
 
 void fill_synthetic(const Shape& shape, const Box& box, DType dtype, std::uint64_t seed,
                     std::byte* data, const Strides& strides) {
   const std::uint64_t item_bytes = bytes_of(dtype);
-  const Finite finite = finite_of(dtype);
+  const FiniteRule finite = finite_rule(dtype);
   with_word(item_bytes, [&](auto word) {
     using Word = decltype(word);
     for_each_row(shape, box, item_bytes, data, strides, [&](const Row& row, std::byte* at) {

@@ -38,6 +38,17 @@ std::uint64_t digest_of_box(const Shape& shape, const Box& box, DType dtype, con
 /// Seed of the synthetic values of a parameter: 64-bit FNV-1a of its name.
 std::uint64_t synthetic_seed(std::string_view name) noexcept;
 
+/// How random bits become a finite value of a type. Plain, so that other processors can apply it.
+struct FiniteRule {
+  std::uint32_t shift = 0;      ///< Right, of 64 random bits.
+  std::uint64_t exponent = 0;   ///< All ones here is infinite or NaN ...
+  std::uint64_t lowest = 0;     ///< ... and clearing this bit makes it finite; 0 for none.
+  std::uint64_t exponent2 = 0;  ///< Likewise, of an imaginary part.
+  std::uint64_t lowest2 = 0;
+  std::uint64_t nan = 0;  ///< A bit pattern that becomes 0: the only NaN of the fnuz types.
+};
+FiniteRule finite_rule(DType dtype);
+
 /// Bits of element @p index of a synthetic parameter, in the low bits of the result: the top bits
 /// of mix64(seed + (index + 1) * 0x9e3779b97f4a7c15), as many as an element has; a bool is the top
 /// bit. No value is NaN or infinite: an exponent that is all ones (of each part of a c64) has its
