@@ -1,0 +1,79 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// The kernels of the NCCL transport. Every launch returns at once and may be captured.
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "core/tensor/digest.hpp"
+#include "transports/nccl/task.hpp"
+
+namespace m2n::nccl {
+
+/// Words that a session's kernels share with the host, in pinned host memory.
+struct HostWords {
+  std::uint64_t abort;     ///< Set by the host: kernels stop waiting.
+  std::uint64_t opened;    ///< round * stride + stage + 1 once that stage's gates were open.
+  std::uint64_t finished;  ///< The round that has ended on this rank.
+  std::uint64_t failed;    ///< Not 0 once a wait was given up.
+};
+
+/// The head of a control block in device memory; flags follow. Peers write flags and @p abort.
+struct ControlHead {
+  std::uint64_t round;  ///< Of the round in progress.
+  std::uint64_t abort;  ///< Set by a peer that gave up.
+  std::uint64_t failed;
+  std::uint64_t arrived;  ///< Thread blocks of the list in progress that are done.
+};
+
+struct Control {
+  ControlHead* head = nullptr;
+  volatile std::uint64_t* flags = nullptr;
+  HostWords* host = nullptr;
+  std::uint64_t stride = 1;  ///< Flag values of a round: round * stride + add.
+};
+
+struct DeviceTables {
+  const Task* tasks = nullptr;
+  const Loop* loops = nullptr;
+};
+
+struct SignalSlice {
+  const Signal* signals = nullptr;
+  std::uint32_t count = 0;
+};
+
+/// Counts the round up, then sends @p ready.
+void launch_begin(const Control& control, SignalSlice ready, cudaStream_t stream);
+/// Holds the stream until every gate is open or the round is given up. @param opened  Written to
+/// HostWords::opened, or 0. @param last  The round ends here.
+void launch_gate(const Control& control, const Gate* gates, std::uint32_t count,
+                 std::uint32_t opened, bool last, cudaStream_t stream);
+void launch_signal(const Control& control, SignalSlice signals, cudaStream_t stream);
+/// Runs a list; does nothing once the round is given up. Sends @p signals when all is written.
+void launch_list(const Control& control, DeviceTables tables, ListSlice list, SignalSlice signals,
+                 int blocks, cudaStream_t stream);
+/// Writes abort marks: @p words are addresses of ControlHead::abort of peers.
+void launch_abort(const std::uint64_t* const* words, std::uint32_t count, cudaStream_t stream);
+
+/// The elements of a box in device memory, as fill_synthetic() and digest_of_box() see them.
+struct BoxView {
+  static constexpr int kMaxRank = 8;
+  int rank = 0;
+  std::uint64_t count = 0;        ///< Elements.
+  std::uint64_t first_index = 0;  ///< Global row-major index of the first.
+  std::uint64_t extents[kMaxRank] = {};
+  std::uint64_t index_steps[kMaxRank] = {};
+  std::int64_t byte_steps[kMaxRank] = {};
+};
+/// Adds the digest of the box to *@p sum (device memory).
+void launch_digest(const BoxView& box, std::uint32_t item_bytes, const void* data,
+                   std::uint64_t* sum, cudaStream_t stream);
+void launch_fill(const BoxView& box, std::uint32_t item_bytes, const FiniteRule& rule,
+                 std::uint64_t seed, void* data, cudaStream_t stream);
+
+}  // namespace m2n::nccl

@@ -1,0 +1,228 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#include "transports/nccl/tables.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <string>
+
+#include "core/error.hpp"
+
+namespace m2n::nccl {
+namespace {
+
+constexpr std::uint64_t kSegment = 16;
+
+Convert convert_of(DType from, DType to) {
+  if (from == to) {
+    return Convert::none;
+  }
+  if (from == DType::f32 && to == DType::bf16) {
+    return Convert::f32_to_bf16;
+  }
+  if (from == DType::f32 && to == DType::f16) {
+    return Convert::f32_to_f16;
+  }
+  if (from == DType::bf16 && to == DType::f32) {
+    return Convert::bf16_to_f32;
+  }
+  if (from == DType::bf16 && to == DType::f16) {
+    return Convert::bf16_to_f16;
+  }
+  if (from == DType::f16 && to == DType::f32) {
+    return Convert::f16_to_f32;
+  }
+  if (from == DType::f16 && to == DType::bf16) {
+    return Convert::f16_to_bf16;
+  }
+  throw Error(Errc::bad_argument, "no cast from " + std::string(to_string(from)) + " to " +
+                                      std::string(to_string(to)) +
+                                      " in a move, expected equal types or two of f16, bf16 and "
+                                      "f32");
+}
+
+/// The contiguous row that both sides share, in elements, and how many dimensions it takes (0 or 1:
+/// regions are simplified).
+std::size_t row_dimensions(const StridedCopy& copy) {
+  const std::size_t rank = copy.extents.size();
+  return rank > 0 && copy.source_strides[rank - 1] == 1 && copy.destination_strides[rank - 1] == 1
+             ? 1
+             : 0;
+}
+
+std::uint64_t magnitude(std::int64_t step) {
+  const auto bits = static_cast<std::uint64_t>(step);
+  return step < 0 ? 0 - bits : bits;
+}
+
+/// Segments that a row of @p bytes can touch when it may start anywhere a multiple of @p step apart.
+std::uint64_t segments_of(std::uint64_t destination, std::uint64_t bytes, std::uint64_t steps) {
+  if (steps % kSegment == 0) {
+    return (destination % kSegment + bytes + kSegment - 1) / kSegment;
+  }
+  if (bytes <= 8 && (bytes & (bytes - 1)) == 0 && (destination | steps) % bytes == 0) {
+    return 1;  // an aligned item never crosses a segment
+  }
+  return (bytes + kSegment - 2) / kSegment + 1;
+}
+
+}  // namespace
+
+std::uint64_t Placed::bytes() const {
+  return static_cast<std::uint64_t>(element_count(copy.extents)) * copy.destination_item_bytes();
+}
+
+ListSlice append_list(std::span<const Placed> regions, Tables& tables) {
+  ListSlice slice{tables.tasks.size(), 0, 0};
+  for (const Placed& region : regions) {
+    const StridedCopy& copy = region.copy;
+    if (region.bytes() == 0) {
+      continue;
+    }
+    Task task{.source = region.source, .destination = region.destination};
+    task.convert = convert_of(copy.source_dtype, copy.destination_dtype);
+    const auto source_item = static_cast<std::int64_t>(copy.source_item_bytes());
+    const auto item = static_cast<std::int64_t>(copy.destination_item_bytes());
+    const std::size_t inner = row_dimensions(copy);
+    const std::size_t outer = copy.extents.size() - inner;
+    const auto row = static_cast<std::uint64_t>(inner == 1 ? copy.extents[outer] : 1);
+    task.row_bytes = row * static_cast<std::uint64_t>(item);
+    task.rows = region.bytes() / task.row_bytes;
+    if (tables.loops.size() + outer > UINT32_MAX) {
+      throw Error(Errc::bad_argument, "a program of more than 2^32 loops, expected fewer regions");
+    }
+    task.first_loop = static_cast<std::uint32_t>(tables.loops.size());
+    task.loop_count = static_cast<std::uint16_t>(outer);
+    std::uint64_t steps = 0;
+    for (std::size_t d = outer; d-- > 0;) {
+      const Loop loop{static_cast<std::uint64_t>(copy.extents[d]),
+                      copy.source_strides[d] * source_item, copy.destination_strides[d] * item};
+      steps |= magnitude(loop.destination_step);
+      tables.loops.push_back(loop);
+    }
+    task.row_units = task.convert == Convert::none
+                         ? segments_of(task.destination, task.row_bytes, steps)
+                         : (row + kCastUnit - 1) / kCastUnit;
+    task.first_tile = slice.tiles;
+    const std::uint64_t units = checked_mul_bytes(task.rows, task.row_units);
+    slice.tiles += units / kTileUnits + (units % kTileUnits != 0 ? 1 : 0);
+    tables.tasks.push_back(task);
+  }
+  slice.count = tables.tasks.size() - slice.begin;
+  return slice;
+}
+
+namespace {
+
+/// Bytes of a region that is one run on both sides without a cast; otherwise nothing.
+std::optional<std::uint64_t> run_bytes(const Placed& region) {
+  const StridedCopy& copy = region.copy;
+  const bool plain = copy.source_dtype == copy.destination_dtype &&
+                     (copy.extents.empty() ||
+                      (copy.extents.size() == 1 && row_dimensions(copy) == 1));
+  return plain ? std::optional(region.bytes()) : std::nullopt;
+}
+
+Placed run(std::uint64_t source, std::uint64_t destination, std::uint64_t bytes) {
+  return {{{static_cast<Index>(bytes)}, {1}, {1}, DType::u8, DType::u8}, source, destination};
+}
+
+std::optional<EngineCopy> engine_copy(const Placed& region, const EngineModel& model) {
+  if (const auto bytes = run_bytes(region)) {
+    return *bytes >= model.min_bytes
+               ? std::optional(EngineCopy{region.source, region.destination, *bytes, 1, 0, 0})
+               : std::nullopt;
+  }
+  const StridedCopy& copy = region.copy;
+  if (copy.source_dtype != copy.destination_dtype || copy.extents.size() != 2 ||
+      row_dimensions(copy) != 1) {
+    return std::nullopt;
+  }
+  const auto item = static_cast<Index>(copy.destination_item_bytes());
+  const Index row = copy.extents[1] * item;
+  const Index source_pitch = copy.source_strides[0] * item;
+  const Index destination_pitch = copy.destination_strides[0] * item;
+  // The driver's pitched copies take 31 bits of pitch.
+  constexpr Index kMaxPitch = INT32_MAX;
+  if (row < static_cast<Index>(model.min_row_bytes) || source_pitch < row ||
+      destination_pitch < row || source_pitch > kMaxPitch || destination_pitch > kMaxPitch ||
+      region.bytes() < model.min_bytes) {
+    return std::nullopt;
+  }
+  return EngineCopy{region.source,
+                    region.destination,
+                    static_cast<std::uint64_t>(row),
+                    static_cast<std::uint64_t>(copy.extents[0]),
+                    static_cast<std::uint64_t>(source_pitch),
+                    static_cast<std::uint64_t>(destination_pitch)};
+}
+
+}  // namespace
+
+std::vector<Placed> merge_adjacent(std::vector<Placed> regions) {
+  const auto first_other = std::stable_partition(
+      regions.begin(), regions.end(), [](const Placed& r) { return run_bytes(r).has_value(); });
+  std::sort(regions.begin(), first_other,
+            [](const Placed& a, const Placed& b) { return a.source < b.source; });
+  std::vector<Placed> merged;
+  for (auto at = regions.begin(); at != first_other; ++at) {
+    const std::uint64_t bytes = *run_bytes(*at);
+    if (bytes == 0) {
+      continue;
+    }
+    if (!merged.empty()) {
+      Placed& last = merged.back();
+      const std::uint64_t length = last.bytes();
+      if (last.source + length == at->source && last.destination + length == at->destination) {
+        last.copy.extents[0] = static_cast<Index>(length + bytes);
+        continue;
+      }
+    }
+    merged.push_back(run(at->source, at->destination, bytes));
+  }
+  merged.insert(merged.end(), std::make_move_iterator(first_other),
+                std::make_move_iterator(regions.end()));
+  return merged;
+}
+
+Division divide(std::vector<Placed> regions, const EngineModel& model) {
+  struct Candidate {
+    EngineCopy copy;
+    std::size_t region;
+  };
+  std::vector<Candidate> candidates;
+  std::uint64_t list_bytes = 0;
+  for (std::size_t i = 0; i < regions.size(); ++i) {
+    list_bytes += regions[i].bytes();
+    if (const auto copy = engine_copy(regions[i], model)) {
+      candidates.push_back({*copy, i});
+    }
+  }
+  std::stable_sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
+    return a.copy.bytes() > b.copy.bytes();
+  });
+  Division division;
+  std::vector<bool> taken(regions.size(), false);
+  for (const Candidate& candidate : candidates) {
+    const std::uint64_t bytes = candidate.copy.bytes();
+    if (division.engine.size() >= model.max_copies) {
+      break;
+    }
+    const std::uint64_t filling = (division.engine.size() + 1) * model.gap_bytes;
+    if (bytes < model.alone_bytes && filling > list_bytes - bytes) {
+      break;
+    }
+    list_bytes -= bytes;
+    taken[candidate.region] = true;
+    division.engine.push_back(candidate.copy);
+  }
+  for (std::size_t i = 0; i < regions.size(); ++i) {
+    if (!taken[i]) {
+      division.list.push_back(std::move(regions[i]));
+    }
+  }
+  return division;
+}
+
+}  // namespace m2n::nccl
