@@ -8,6 +8,7 @@
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <mutex>
@@ -24,7 +25,12 @@ namespace {
 namespace bdata = boost::unit_test::data;
 using std::chrono::milliseconds;
 
-const std::vector<std::string> kTransports = {"loopback"};
+/// M2N_TEST_TRANSPORT names one that needs a device of its own, e.g. "nccl".
+std::vector<std::string> transports_to_test() {
+  const char* const given = std::getenv("M2N_TEST_TRANSPORT");  // NOLINT(concurrency-mt-unsafe)
+  return {given != nullptr ? given : "loopback"};
+}
+const std::vector<std::string> kTransports = transports_to_test();
 
 constexpr milliseconds kLong{30'000};
 constexpr milliseconds kShort{200};

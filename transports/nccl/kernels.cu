@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transports/nccl/kernels.hpp"
 
+#include <algorithm>
+
 namespace m2n::nccl {
 namespace {
 
@@ -315,9 +317,71 @@ __device__ u64 find_task(const Task* __restrict__ tasks, u64 count, u64 at, u64 
   return low;
 }
 
+// ------------------------------------------------------------------------------------- signals
+
+__device__ void send_signals(const Control& control, const SignalSlice& signals, u64 round) {
+  __threadfence_system();
+  for (u32 i = threadIdx.x; i < signals.count; i += blockDim.x) {
+    store_release(signals.signals[i].address, round * control.stride + signals.signals[i].add);
+  }
+}
+
+__device__ bool is_given_up(const Control& control) {
+  return *reinterpret_cast<volatile u64*>(&control.host->abort) != 0 ||
+         load_acquire(&control.head->abort) != 0;
+}
+
+/// By a whole block. True when the work may begin.
+__device__ bool enter(const Control& control, const Entry& entry) {
+  bool failed = *reinterpret_cast<volatile u64*>(&control.head->failed) != 0;
+  const u64 round = control.head->round;
+  if (blockIdx.x == 0 && entry.ready.count > 0 && !failed) {
+    send_signals(control, entry.ready, round);
+  }
+  for (u32 i = threadIdx.x; i < entry.gate_count && !failed; i += blockDim.x) {
+    const u64 wanted = round * control.stride + entry.gates[i].add;
+    u32 spins = 0;
+    while (load_acquire(control.flags + entry.gates[i].flag) < wanted) {
+      if (++spins % kSpinsPerAbortCheck == 0 && is_given_up(control)) {
+        failed = true;
+        break;
+      }
+      __nanosleep(40);
+    }
+  }
+  failed = __syncthreads_or(failed) != 0;
+  if (threadIdx.x == 0 && failed) {
+    control.head->failed = 1;
+    *reinterpret_cast<volatile u64*>(&control.host->failed) = 1;
+    __threadfence_system();
+  } else if (threadIdx.x == 0 && blockIdx.x == 0 && entry.opened != 0) {
+    *reinterpret_cast<volatile u64*>(&control.host->opened) = round * control.stride + entry.opened;
+    __threadfence_system();
+  }
+  return !failed;
+}
+
+/// By one whole block, after all work.
+__device__ void leave(const Control& control, const Exit& exit) {
+  const u64 round = control.head->round;
+  send_signals(control, exit.signals, round);
+  __syncthreads();
+  if (exit.last && threadIdx.x == 0) {
+    control.head->round = round + 1;
+    __threadfence_system();
+    *reinterpret_cast<volatile u64*>(&control.host->finished) = round;
+  }
+}
+
+__global__ void gate_kernel(Control control, Entry entry, Exit exit) {
+  if (enter(control, entry)) {
+    leave(control, exit);
+  }
+}
+
 __global__ void __launch_bounds__(kListThreads)
-    list_kernel(Control control, DeviceTables tables, ListSlice list, SignalSlice signals) {
-  if (*reinterpret_cast<volatile u64*>(&control.head->failed) != 0) {
+    list_kernel(Control control, DeviceTables tables, ListSlice list, Entry entry, Exit exit) {
+  if (!enter(control, entry)) {
     return;
   }
   const Task* tasks = tables.tasks + list.begin;
@@ -355,83 +419,23 @@ __global__ void __launch_bounds__(kListThreads)
         break;
     }
   }
-  if (signals.count == 0) {
+  if (exit.signals.count == 0 && !exit.last) {
     return;
   }
+  __shared__ bool is_last_block;
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence_system();
-    if (atomicAdd(reinterpret_cast<unsigned long long*>(&control.head->arrived), 1ull) ==
-        gridDim.x - 1) {
-      control.head->arrived = 0;
-      __threadfence_system();
-      const u64 base = control.head->round * control.stride;
-      for (u32 i = 0; i < signals.count; ++i) {
-        store_release(signals.signals[i].address, base + signals.signals[i].add);
-      }
-    }
-  }
-}
-
-// ------------------------------------------------------------------------------------- signals
-
-__device__ void send_signals(const Control& control, const SignalSlice& signals, u64 round) {
-  __threadfence_system();
-  for (u32 i = threadIdx.x; i < signals.count; i += blockDim.x) {
-    store_release(signals.signals[i].address, round * control.stride + signals.signals[i].add);
-  }
-}
-
-__global__ void begin_kernel(Control control, SignalSlice ready) {
-  __shared__ u64 round;
-  if (threadIdx.x == 0) {
-    round = control.head->round + 1;
-    control.head->round = round;
+    is_last_block = atomicAdd(reinterpret_cast<unsigned long long*>(&control.head->arrived), 1ull) ==
+                    gridDim.x - 1;
   }
   __syncthreads();
-  send_signals(control, ready, round);
-}
-
-__global__ void signal_kernel(Control control, SignalSlice signals) {
-  if (control.head->failed == 0) {
-    send_signals(control, signals, control.head->round);
-  }
-}
-
-__global__ void gate_kernel(Control control, const Gate* gates, u32 count, u32 opened, bool last) {
-  const u64 round = control.head->round;
-  bool failed = control.head->failed != 0;
-  for (u32 i = threadIdx.x; i < count && !failed; i += blockDim.x) {
-    const u64 wanted = round * control.stride + gates[i].add;
-    u32 spins = 0;
-    while (load_acquire(control.flags + gates[i].flag) < wanted) {
-      if (++spins % kSpinsPerAbortCheck == 0) {
-        failed = *reinterpret_cast<volatile u64*>(&control.host->abort) != 0 ||
-                 load_acquire(&control.head->abort) != 0;
-        if (failed) {
-          break;
-        }
-      }
-      __nanosleep(100);
+  if (is_last_block) {
+    if (threadIdx.x == 0) {
+      control.head->arrived = 0;
     }
+    leave(control, exit);
   }
-  failed = __syncthreads_or(failed) != 0;
-  if (threadIdx.x != 0) {
-    return;
-  }
-  __threadfence_system();
-  if (failed) {
-    control.head->failed = 1;
-    *reinterpret_cast<volatile u64*>(&control.host->failed) = 1;
-  } else {
-    if (opened != 0) {
-      *reinterpret_cast<volatile u64*>(&control.host->opened) = round * control.stride + opened;
-    }
-    if (last) {
-      *reinterpret_cast<volatile u64*>(&control.host->finished) = round;
-    }
-  }
-  __threadfence_system();
 }
 
 __global__ void abort_kernel(const u64* const* words, u32 count) {
@@ -540,24 +544,19 @@ u32 threads_for(u32 count) { return count > 1024 ? 1024 : count < 32 ? 32 : (cou
 
 }  // namespace
 
-void launch_begin(const Control& control, SignalSlice ready, cudaStream_t stream) {
-  begin_kernel<<<1, threads_for(ready.count), 0, stream>>>(control, ready);
-}
-
-void launch_gate(const Control& control, const Gate* gates, u32 count, u32 opened, bool last,
+void launch_gate(const Control& control, const Entry& entry, const Exit& exit,
                  cudaStream_t stream) {
-  gate_kernel<<<1, kWarp, 0, stream>>>(control, gates, count, opened, last);
+  const u32 most = std::max({entry.ready.count, entry.gate_count, exit.signals.count});
+  gate_kernel<<<1, threads_for(most), 0, stream>>>(control, entry, exit);
 }
 
-void launch_signal(const Control& control, SignalSlice signals, cudaStream_t stream) {
-  signal_kernel<<<1, threads_for(signals.count), 0, stream>>>(control, signals);
-}
-
-void launch_list(const Control& control, DeviceTables tables, ListSlice list, SignalSlice signals,
-                 int blocks, cudaStream_t stream) {
-  const u64 wanted = (list.tiles + kListThreads / kWarp - 1) / (kListThreads / kWarp);
-  const u64 grid = wanted < 1 ? 1 : wanted < static_cast<u64>(blocks) ? wanted : static_cast<u64>(blocks);
-  list_kernel<<<static_cast<u32>(grid), kListThreads, 0, stream>>>(control, tables, list, signals);
+void launch_list(const Control& control, DeviceTables tables, ListSlice list, const Entry& entry,
+                 const Exit& exit, int blocks, cudaStream_t stream) {
+  constexpr u64 kWarps = kListThreads / kWarp;
+  const u64 wanted = std::max<u64>(1, (list.tiles + kWarps - 1) / kWarps);
+  const u64 grid = std::min(wanted, static_cast<u64>(blocks));
+  list_kernel<<<static_cast<u32>(grid), kListThreads, 0, stream>>>(control, tables, list, entry,
+                                                                   exit);
 }
 
 void launch_abort(const u64* const* words, u32 count, cudaStream_t stream) {

@@ -47,16 +47,27 @@ struct SignalSlice {
   std::uint32_t count = 0;
 };
 
-/// Counts the round up, then sends @p ready.
-void launch_begin(const Control& control, SignalSlice ready, cudaStream_t stream);
-/// Holds the stream until every gate is open or the round is given up. @param opened  Written to
-/// HostWords::opened, or 0. @param last  The round ends here.
-void launch_gate(const Control& control, const Gate* gates, std::uint32_t count,
-                 std::uint32_t opened, bool last, cudaStream_t stream);
-void launch_signal(const Control& control, SignalSlice signals, cudaStream_t stream);
-/// Runs a list; does nothing once the round is given up. Sends @p signals when all is written.
-void launch_list(const Control& control, DeviceTables tables, ListSlice list, SignalSlice signals,
-                 int blocks, cudaStream_t stream);
+/// What a kernel does before its work: tells sources that memory may be written, then waits until
+/// every gate is open or the round is given up.
+struct Entry {
+  SignalSlice ready;
+  const Gate* gates = nullptr;
+  std::uint32_t gate_count = 0;
+  std::uint32_t opened = 0;  ///< Not 0: written to HostWords::opened once the gates are open.
+};
+
+/// What a kernel does after its work, unless the round was given up.
+struct Exit {
+  SignalSlice signals;
+  bool last = false;  ///< The round ends here: the host is told, and the round counted up.
+};
+
+/// Entry and exit without any work.
+void launch_gate(const Control& control, const Entry& entry, const Exit& exit, cudaStream_t stream);
+/// Runs a list. Every thread block waits at the entry: with gates, nothing that they depend on may
+/// need this device.
+void launch_list(const Control& control, DeviceTables tables, ListSlice list, const Entry& entry,
+                 const Exit& exit, int blocks, cudaStream_t stream);
 /// Writes abort marks: @p words are addresses of ControlHead::abort of peers.
 void launch_abort(const std::uint64_t* const* words, std::uint32_t count, cudaStream_t stream);
 

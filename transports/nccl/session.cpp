@@ -101,9 +101,20 @@ struct EngineBatch {
   std::vector<const void*> sources;
   std::vector<std::size_t> sizes;
   std::vector<EngineCopy> pitched;
+#if CUDART_VERSION >= 13000
+  std::vector<cudaMemcpy3DBatchOp> wide;  ///< Pitched copies of wide rows: also in one call.
+#endif
 
-  explicit EngineBatch(const std::vector<EngineCopy>& copies = {}) {
+  explicit EngineBatch(const std::vector<EngineCopy>& copies = {}, bool captured = false) {
     for (const EngineCopy& copy : copies) {
+#if CUDART_VERSION >= 13000
+      if (!captured && copy.rows > 1 && copy.row_bytes >= kWideRow) {
+        wide.push_back(wide_copy(copy));
+        continue;
+      }
+#else
+      static_cast<void>(captured);
+#endif
       if (copy.rows > 1) {
         pitched.push_back(copy);
         continue;
@@ -113,7 +124,30 @@ struct EngineBatch {
       sizes.push_back(copy.row_bytes);
     }
   }
+#if CUDART_VERSION >= 13000
+  static constexpr std::uint64_t kWideRow = 64 << 10;
+
+  static cudaMemcpy3DBatchOp wide_copy(const EngineCopy& copy) {
+    const auto operand = [](std::uint64_t address, std::uint64_t pitch, std::uint64_t rows) {
+      cudaMemcpy3DOperand out{};
+      out.type = cudaMemcpyOperandTypePointer;
+      out.op.ptr.ptr = reinterpret_cast<void*>(address);
+      out.op.ptr.rowLength = pitch;
+      out.op.ptr.layerHeight = rows;
+      return out;
+    };
+    cudaMemcpy3DBatchOp op{};
+    op.src = operand(copy.source, copy.source_pitch, copy.rows);
+    op.dst = operand(copy.destination, copy.destination_pitch, copy.rows);
+    op.extent = {copy.row_bytes, copy.rows, 1};
+    op.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    op.flags = cudaMemcpyFlagPreferOverlapWithCompute;
+    return op;
+  }
+  bool empty() const { return targets.empty() && pitched.empty() && wide.empty(); }
+#else
   bool empty() const { return targets.empty() && pitched.empty(); }
+#endif
 };
 
 struct Stage {
@@ -174,8 +208,11 @@ class NcclSession final : public Session {
     ++round_;
     running_ = true;
     deadline_ = deadline;
-    caller_.record(caller_stream());
-    caller_.hold(main_);
+    if (cudaStreamQuery(caller_stream()) != cudaSuccess) {  // something is still under way there
+      cudaGetLastError();
+      caller_.record(caller_stream());
+      caller_.hold(main_);
+    }
     copy_mirrors(false);
     if (options().graph) {
       if (graph_ == nullptr) {
@@ -184,7 +221,8 @@ class NcclSession final : public Session {
       check(cudaGraphLaunch(graph_, main_), "replay a round");
       next_stage_ = stages_.size() + 1;
     } else {
-      queue_begin();
+      ready_due_ = ready_.count > 0;
+      ended_ = false;
       next_stage_ = 0;
       head_queued_ = false;
       pump();
@@ -432,6 +470,9 @@ class NcclSession final : public Session {
                options().step_bytes};
 
     const auto& ranks = connection_->ranks;
+    alone_on_device_ = std::count_if(ranks.begin(), ranks.end(), [&](const Identity& other) {
+                         return other.host == ranks[rank_].host && other.bus == ranks[rank_].bus;
+                       }) == 1;
     for (const Region& region : program.sends) {
       const auto to = static_cast<std::size_t>(region.to.rank);
       path_to_.try_emplace(to, propose_path(ranks[rank_], ranks[to], adverts[to],
@@ -518,6 +559,9 @@ class NcclSession final : public Session {
           if (fresh) {
             found->second = to->second == Path::window ? window_->base_of(static_cast<Rank>(other))
                                                        : base_of(other, place.allocation);
+            if (found->second == 0) {
+              throw TransportError(Errc::unavailable, "nccl: no window of the peer");
+            }
           }
           places.push_back(found->second + place.offset);
         }
@@ -627,19 +671,25 @@ class NcclSession final : public Session {
     staging_memory_ = DeviceMemory(2 * staging.slot_bytes);
     staging.address = reinterpret_cast<std::uint64_t>(staging_memory_.data());
 
+    EngineModel model = options().engine;
+    if (options().graph) {  // nodes of a graph cost an engine more than copies of a batch
+      model.min_bytes = std::max<std::uint64_t>(model.min_bytes, 16 << 20);
+      model.gap_bytes = std::max<std::uint64_t>(model.gap_bytes, 1'200'000);
+      model.alone_bytes = std::max<std::uint64_t>(model.alone_bytes, 128 << 20);
+    }
     std::map<std::size_t, std::uint32_t> landed;  // by source: stage that is waited for next
     std::set<std::size_t> allowed;                // destinations whose permission is waited for
     stages_.resize(work.size());
     for (std::size_t s = 0; s < work.size(); ++s) {
       Work& from = work[s];
       Stage& stage = stages_[s];
-      Division division = divide(merge_adjacent(std::move(from.remote)), options().engine);
+      Division division = divide(merge_equal_steps(merge_adjacent(std::move(from.remote))), model);
       std::vector<Placed> list = merge_adjacent(std::move(from.local));
       list.insert(list.end(), std::make_move_iterator(division.list.begin()),
                   std::make_move_iterator(division.list.end()));
       stage.list = append_list(list, tables);
       figures_.engine_copies += division.engine.size();
-      stage.engine = EngineBatch(division.engine);
+      stage.engine = EngineBatch(division.engine, options().graph);
       const auto values = [](const std::map<std::size_t, PairRegions>& pairs_of) {
         std::vector<PairRegions> out;
         for (const auto& [peer, pair] : pairs_of) {
@@ -732,6 +782,10 @@ class NcclSession final : public Session {
         reinterpret_cast<volatile std::uint64_t*>(control_memory_->data() + sizeof(ControlHead));
     control_.host = words_.get();
     control_.stride = stride_;
+    const std::uint64_t first_round = 1;
+    check(cudaMemcpy(&control_.head->round, &first_round, sizeof first_round,
+                     cudaMemcpyHostToDevice),
+          "set up the control block");
     figures_.device_bytes = control_bytes_ + bytes + staging_memory_.bytes() +
                             scratch_memory_->bytes() + mirror_memory_->bytes();
     figures_.table_bytes = bytes;
@@ -777,29 +831,43 @@ class NcclSession final : public Session {
     return {device_signals_ + range.begin, static_cast<std::uint32_t>(range.count)};
   }
 
-  void queue_begin() { launch_begin(control_, slice(ready_), main_); }
-
-  void queue_gate(const Range& gates, std::uint32_t opened, bool last) {
-    launch_gate(control_, device_gates_ + gates.begin, static_cast<std::uint32_t>(gates.count),
-                opened, last, main_);
-  }
-
   static std::uint32_t opened_value(std::size_t stage) {
     return static_cast<std::uint32_t>(stage + 1);
   }
 
-  /// Gate, list and wire of a stage. @param call_back  The host waits for the gate.
-  void queue_head(std::size_t s, bool call_back) {
+  /// Entry of the next kernel; the first one of a round carries the permissions to write here.
+  Entry entry_for(const Range& gates, std::uint32_t opened) {
+    const Entry entry{std::exchange(ready_due_, false) ? slice(ready_) : SignalSlice{},
+                      device_gates_ + gates.begin, static_cast<std::uint32_t>(gates.count), opened};
+    return entry;
+  }
+
+  /// Gate, list and wire of a stage.
+  void queue_head(std::size_t s, bool captured) {
     const Stage& stage = stages_[s];
-    const bool opened = call_back && !stage.engine.empty();
-    if (stage.gates.count > 0 || opened) {
-      queue_gate(stage.gates, opened ? opened_value(s) : 0, false);
+    if (stage.empty()) {
+      return;
     }
-    fork_.record(main_);
+    const bool called_back = !captured && !stage.engine.empty();
+    Entry entry = entry_for(stage.gates, called_back ? opened_value(s) : 0);
+    // Blocks that wait hold the device: only where no rank that they wait for needs it.
+    const bool fused = alone_on_device_ && stage.list.count > 0 && stage.wire.empty() &&
+                       (stage.engine.empty() || called_back);
+    if (!fused) {
+      if (entry.gate_count > 0 || entry.ready.count > 0 || called_back) {
+        launch_gate(control_, entry, {}, main_);
+      }
+      entry = {};
+    }
+    if (!stage.engine.empty() || !stage.wire.empty()) {
+      fork_.record(main_);
+    }
     if (stage.list.count > 0) {
-      launch_list(control_, device_tables_, stage.list,
-                  stage.engine.empty() ? slice(stage.signals) : SignalSlice{}, options().blocks,
-                  main_);
+      const bool rest = !stage.engine.empty() || !stage.wire.empty();
+      ended_ = !rest && s + 1 == stages_.size() && last_gates_.count == 0;
+      launch_list(control_, device_tables_, stage.list, entry,
+                  {stage.engine.empty() ? slice(stage.signals) : SignalSlice{}, ended_},
+                  options().blocks, main_);
     }
     if (!stage.wire.empty()) {
       queue_wire(stage.wire);
@@ -811,11 +879,14 @@ class NcclSession final : public Session {
     if (stage.engine.empty()) {
       return;
     }
-    fork_.hold(engine_);
+    if (captured) {
+      fork_.hold(engine_);  // otherwise the host has seen the gate open
+    }
     copy_by_engine(stage.engine, captured);
     engine_done_.record(engine_);
     engine_done_.hold(main_);
-    launch_signal(control_, slice(stage.signals), main_);
+    ended_ = s + 1 == stages_.size() && last_gates_.count == 0;
+    launch_gate(control_, {}, {slice(stage.signals), ended_}, main_);
   }
 
   void copy_by_engine(EngineBatch& batch, bool captured) {
@@ -825,6 +896,12 @@ class NcclSession final : public Session {
                               copy.row_bytes, copy.rows, cudaMemcpyDeviceToDevice, engine_),
             "queue a pitched copy");
     }
+#if CUDART_VERSION >= 13000
+    if (!batch.wide.empty()) {
+      check(cudaMemcpy3DBatchAsync(batch.wide.size(), batch.wide.data(), 0, engine_),
+            "queue a batch of pitched copies");
+    }
+#endif
     if (batch.targets.empty()) {
       return;
     }
@@ -859,7 +936,7 @@ class NcclSession final : public Session {
         unpacked_[slot]->hold(exchange_);  // and its last arrival was read
       }
       if (step.pack.count > 0) {
-        launch_list(control_, device_tables_, step.pack, {}, options().blocks, pack_);
+        launch_list(control_, device_tables_, step.pack, {}, {}, options().blocks, pack_);
       }
       packed_[slot]->record(pack_);
       packed_[slot]->hold(exchange_);
@@ -867,7 +944,7 @@ class NcclSession final : public Session {
       moved_[slot]->record(exchange_);
       moved_[slot]->hold(unpack_);
       if (step.unpack.count > 0) {
-        launch_list(control_, device_tables_, step.unpack, {}, options().blocks, unpack_);
+        launch_list(control_, device_tables_, step.unpack, {}, {}, options().blocks, unpack_);
       }
       unpacked_[slot]->record(unpack_);
     }
@@ -878,7 +955,9 @@ class NcclSession final : public Session {
   }
 
   void queue_last() {
-    queue_gate(last_gates_, 0, true);
+    if (!ended_) {
+      launch_gate(control_, entry_for(last_gates_, 0), {{}, true}, main_);
+    }
     check(cudaGetLastError(), "queue a round");
   }
 
@@ -901,7 +980,7 @@ class NcclSession final : public Session {
     bool queued = false;
     while (next_stage_ < stages_.size()) {
       if (!head_queued_) {
-        queue_head(next_stage_, true);
+        queue_head(next_stage_, false);
         head_queued_ = true;
         queued = true;
       }
@@ -929,9 +1008,10 @@ class NcclSession final : public Session {
   void capture() {
     cudaGraph_t graph = nullptr;
     check(cudaStreamBeginCapture(main_, cudaStreamCaptureModeThreadLocal), "capture a round");
-    queue_begin();
+    ready_due_ = true;
+    ended_ = false;
     for (std::size_t s = 0; s < stages_.size(); ++s) {
-      queue_head(s, false);
+      queue_head(s, true);
       queue_engine(s, true);
     }
     queue_last();
@@ -1041,6 +1121,7 @@ class NcclSession final : public Session {
   std::uint64_t window_base_ = 0;
   std::unique_ptr<Window> window_;
   bool uses_wire_ = false;
+  bool alone_on_device_ = false;
 
   // The compiled round.
   WireLimits limits_;
@@ -1077,6 +1158,8 @@ class NcclSession final : public Session {
   std::uint64_t round_ = 0;
   std::size_t next_stage_ = 0;
   bool head_queued_ = false;
+  bool ready_due_ = false;  // no kernel of the round has carried the permissions yet
+  bool ended_ = false;      // a kernel that is queued ends the round
   bool running_ = false;
   Deadline deadline_;
   Clock::time_point started_;

@@ -186,6 +186,74 @@ std::vector<Placed> merge_adjacent(std::vector<Placed> regions) {
   return merged;
 }
 
+std::vector<Placed> merge_equal_steps(std::vector<Placed> regions) {
+  constexpr std::size_t kPeriods = 8;  // families that interleave at the source
+  constexpr std::size_t kFewest = 8;   // below, a call is not saved often enough
+  constexpr std::uint64_t kSmallest = 64 << 10;
+  constexpr std::uint64_t kLargestStep = INT32_MAX;
+  const auto first_other =
+      std::find_if(regions.begin(), regions.end(), [](const Placed& r) { return !run_bytes(r); });
+  const auto count = static_cast<std::size_t>(first_other - regions.begin());
+  std::vector<bool> used(count, false);
+  std::vector<Placed> merged;
+  // Members of the family of @p i with period @p p.
+  const auto length_of = [&](std::size_t i, std::size_t p) {
+    const std::uint64_t bytes = regions[i].bytes();
+    if (i + p >= count || bytes < kSmallest) {
+      return std::size_t{1};
+    }
+    const std::uint64_t source = regions[i + p].source - regions[i].source;
+    const std::uint64_t destination = regions[i + p].destination - regions[i].destination;
+    if (source < bytes || destination < bytes || source > kLargestStep ||
+        destination > kLargestStep) {
+      return std::size_t{1};
+    }
+    std::size_t length = 1;
+    for (std::size_t at = i + p;
+         at < count && !used[at] && regions[at].bytes() == bytes &&
+         regions[at].source - regions[at - p].source == source &&
+         regions[at].destination - regions[at - p].destination == destination;
+         at += p) {
+      ++length;
+    }
+    return length;
+  };
+  for (std::size_t i = 0; i < count; ++i) {
+    if (used[i]) {
+      continue;
+    }
+    std::size_t best = 1;
+    std::size_t period = 0;
+    for (std::size_t p = 1; p <= kPeriods; ++p) {
+      if (const std::size_t length = length_of(i, p); length > best) {
+        best = length;
+        period = p;
+      }
+    }
+    if (best < kFewest) {
+      merged.push_back(regions[i]);
+      continue;
+    }
+    const std::uint64_t bytes = regions[i].bytes();
+    const auto step = [&](std::uint64_t from, std::uint64_t to) {
+      return static_cast<Index>(to - from);
+    };
+    merged.push_back({{{static_cast<Index>(best), static_cast<Index>(bytes)},
+                       {step(regions[i].source, regions[i + period].source), 1},
+                       {step(regions[i].destination, regions[i + period].destination), 1},
+                       DType::u8,
+                       DType::u8},
+                      regions[i].source,
+                      regions[i].destination});
+    for (std::size_t k = 0; k < best; ++k) {
+      used[i + k * period] = true;
+    }
+  }
+  merged.insert(merged.end(), std::make_move_iterator(first_other),
+                std::make_move_iterator(regions.end()));
+  return merged;
+}
+
 Division divide(std::vector<Placed> regions, const EngineModel& model) {
   struct Candidate {
     EngineCopy copy;

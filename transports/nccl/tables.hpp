@@ -66,6 +66,10 @@ struct Division {
 /// Joins regions that follow one another on both sides, whatever their order.
 std::vector<Placed> merge_adjacent(std::vector<Placed> regions);
 
+/// Joins contiguous regions of one size that lie at constant steps on both sides, as stacked
+/// experts do, into regions of several rows. @pre As merge_adjacent() returns them.
+std::vector<Placed> merge_equal_steps(std::vector<Placed> regions);
+
 /// Divides @p regions, all to other devices, by the model.
 Division divide(std::vector<Placed> regions, const EngineModel& model);
 
