@@ -400,57 +400,52 @@ void print(const Workload& w, const Result& r, double engine) {
 
 std::vector<Workload> workloads() {
   std::vector<Workload> out;
+  using Order = std::vector<std::size_t>;
+  const auto row = [&](const std::string& name, const std::vector<Tensor>& tensors,
+                       const Order& order, double wanted, const Options& options = {}) -> Workload& {
+    out.push_back({name, tensors, order, DType::bf16, DType::bf16, options, wanted});
+    return out.back();
+  };
+  const auto any = [](const std::vector<Tensor>& tensors) { return shuffled(tensors.size()); };
+  const Options graph = {{"graph", "on"}};
+  const Options wire = {{"path", "wire"}};
+  const Options list = {{"engine_max_copies", "0"}};
+
   const auto dense8 = qwen3_dense(36, 4096, 32, 12'288);
+  row("qwen3-8b", dense8, any(dense8), .98);
+  row("qwen3-8b, arenas in one order", dense8, {}, .98);
+  row("qwen3-8b, graph", dense8, any(dense8), 0, graph);
+  row("qwen3-8b, wire", dense8, any(dense8), .88, wire);
   const auto dense32 = qwen3_dense(64, 5120, 64, 25'600);
-  std::vector<std::size_t> stacked;
+  row("qwen3-32b", dense32, any(dense32), .99);
+  Order stacked;
   const auto moe = qwen3_moe(stacked);
-  const auto mix = [](const std::vector<Tensor>& t) { return shuffled(t.size()); };
-  out.push_back({.name = "qwen3-8b", .tensors = dense8, .worker_order = mix(dense8), .wanted = .98});
-  out.push_back({.name = "qwen3-8b, arenas in one order", .tensors = dense8, .wanted = .98});
-  out.push_back({.name = "qwen3-8b, graph", .tensors = dense8, .worker_order = mix(dense8),
-                 .options = {{"graph", "on"}}, .wanted = .98});
-  out.push_back({.name = "qwen3-8b, window", .tensors = dense8, .worker_order = mix(dense8),
-                 .options = {{"path", "window"}}, .wanted = .98});
-  out.push_back({.name = "qwen3-8b, wire", .tensors = dense8, .worker_order = mix(dense8),
-                 .options = {{"path", "wire"}}, .wanted = .88});
-  out.push_back({.name = "qwen3-8b, wire, 256 MiB steps", .tensors = dense8, .worker_order = mix(dense8),
-                 .options = {{"path", "wire"}, {"step_bytes", "268435456"}}, .wanted = .88});
-  out.push_back({.name = "qwen3-8b, wire, 4 GiB steps", .tensors = dense8, .worker_order = mix(dense8),
-                 .options = {{"path", "wire"}, {"step_bytes", "4294967296"}}, .wanted = .88});
-  out.push_back({.name = "qwen3-8b, wire, staged below 64 MiB", .tensors = dense8, .worker_order = mix(dense8),
-                 .options = {{"path", "wire"}, {"direct_bytes", "67108864"}}, .wanted = .88});
-  out.push_back({.name = "qwen3-32b", .tensors = dense32, .worker_order = mix(dense32), .wanted = .99});
-  out.push_back({.name = "qwen3-30b-a3b, worker stacks experts", .tensors = moe, .worker_order = stacked, .wanted = .97});
-  out.push_back({.name = "qwen3-30b-a3b, any order", .tensors = moe, .worker_order = mix(moe), .wanted = .97});
-  out.push_back({.name = "qwen3-30b-a3b, any order, 100 engine copies", .tensors = moe, .worker_order = mix(moe),
-                 .options = {{"engine_max_copies", "100"}}, .wanted = .97});
-  out.push_back({.name = "qwen3-30b-a3b, any order, graph", .tensors = moe, .worker_order = mix(moe),
-                 .options = {{"graph", "on"}}, .wanted = .97});
-  out.push_back({.name = "qwen3-30b-a3b, arenas in one order", .tensors = moe, .wanted = .97});
+  row("qwen3-30b-a3b, worker stacks experts", moe, stacked, .97);
+  row("qwen3-30b-a3b, any order", moe, any(moe), .97);
+  row("qwen3-30b-a3b, any order, 100 engine copies", moe, any(moe), 0,
+      {{"engine_max_copies", "100"}});
+  row("qwen3-30b-a3b, worker stacks experts, graph", moe, stacked, 0, graph);
+  row("qwen3-30b-a3b, any order, graph", moe, any(moe), 0, graph);
+  row("qwen3-30b-a3b, arenas in one order", moe, {}, .97);
   const auto mib = equal_tensors(1000, 1 << 20);
+  row("1000 x 1 MiB", mib, any(mib), .93);
+  row("1000 x 1 MiB, list kernel alone", mib, any(mib), 0, list);
+  row("1000 x 1 MiB, graph", mib, any(mib), 0, graph);
   const auto kib = equal_tensors(2000, 64 << 10);
-  out.push_back({.name = "1000 x 1 MiB", .tensors = mib, .worker_order = mix(mib), .wanted = .93});
-  out.push_back({.name = "1000 x 1 MiB, list kernel alone", .tensors = mib, .worker_order = mix(mib),
-                 .options = {{"engine_max_copies", "0"}}, .wanted = .93});
-  out.push_back({.name = "1000 x 1 MiB, graph", .tensors = mib, .worker_order = mix(mib),
-                 .options = {{"graph", "on"}}, .wanted = .93});
-  out.push_back({.name = "2000 x 64 KiB", .tensors = kib, .worker_order = mix(kib), .wanted = .88});
-  out.push_back({.name = "2000 x 64 KiB, graph", .tensors = kib, .worker_order = mix(kib),
-                 .options = {{"graph", "on"}}, .wanted = .88});
+  row("2000 x 64 KiB", kib, any(kib), .88);
+  row("2000 x 64 KiB, graph", kib, any(kib), .88, graph);
   const auto tiny = equal_tensors(10'000, 4 << 10);
-  out.push_back({.name = "10000 x 4 KiB", .tensors = tiny, .worker_order = mix(tiny)});
-  for (const Index row : {Index{512}, Index{2048}, Index{16'384}}) {
-    const auto slices = column_slices(row);
-    const std::string name = "columns, rows of " + std::to_string(row) + " B";
-    out.push_back({.name = name, .tensors = slices, .worker_order = mix(slices), .wanted = .85});
-    out.push_back({.name = name + ", list kernel alone", .tensors = slices, .worker_order = mix(slices),
-                   .options = {{"engine_max_copies", "0"}}, .wanted = .85});
+  row("10000 x 4 KiB", tiny, any(tiny), 0);
+  for (const Index bytes : {Index{512}, Index{2048}, Index{16'384}}) {
+    const auto slices = column_slices(bytes);
+    const std::string name = "columns, rows of " + std::to_string(bytes) + " B";
+    row(name, slices, any(slices), .85);
+    row(name + ", list kernel alone", slices, any(slices), 0, list);
   }
   const auto casts = equal_tensors(64, 64 << 20);
-  out.push_back({.name = "cast: f32 to bf16 in the move", .tensors = casts, .worker_order = mix(casts),
-                 .source = DType::f32, .destination = DType::bf16});
-  out.push_back({.name = "cast: f32 moved as it is", .tensors = casts, .worker_order = mix(casts),
-                 .source = DType::f32, .destination = DType::f32});
+  row("cast: f32 to bf16 in the move", casts, any(casts), 0).source = DType::f32;
+  row("cast: f32 moved as it is", casts, any(casts), 0).source = DType::f32;
+  out.back().destination = DType::f32;
   return out;
 }
 

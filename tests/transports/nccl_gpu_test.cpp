@@ -462,7 +462,7 @@ void leak_body(Group& group, const std::string&) {
 /// Rank 1 is killed or stops in the middle of a round; the others must be out by the deadline, and
 /// run a new epoch without it. @p argument  "wire kill", "ipc stop", ...
 void fault_body(Group& group, const std::string& argument) {
-  const Simple c = Simple::make(1 << 20, 3);
+  const Simple c = Simple::make(1 << 24, 3);  // more than sockets hold back
   const Options options = {{"path", word(argument, 0)}};
   const int device = group.rank() % 2;
   check(cudaSetDevice(device), "select the device");
@@ -487,7 +487,7 @@ void fault_body(Group& group, const std::string& argument) {
     try {
       session->start(2, deadline_in(std::chrono::seconds(3)));
       session->wait(deadline_in(std::chrono::seconds(3)));
-      require(source == false && word(argument, 0) != "wire", "the round cannot be complete");
+      require(!source, "the round cannot be complete");
     } catch (const TransportError& error) {
       text = error.what();
       require(error.code() == Errc::timed_out || error.code() == Errc::peer_lost, text);

@@ -77,6 +77,11 @@ Communicator::Communicator(Group& group, Deadline deadline) {
 Communicator::~Communicator() { abort(); }
 
 void Communicator::finish(ncclResult_t result, const char* doing, Deadline deadline) const {
+  // A call may return success and go on behind: the communicator's state decides.
+  if (result == ncclSuccess && comm_ != nullptr && !aborted_) {
+    result = ncclInProgress;
+    ncclCommGetAsyncError(comm_, &result);
+  }
   std::uint64_t polls = 0;
   while (result == ncclInProgress) {
     if (std::chrono::steady_clock::now() > deadline) {

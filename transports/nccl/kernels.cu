@@ -387,8 +387,13 @@ __global__ void __launch_bounds__(kListThreads)
   const Task* tasks = tables.tasks + list.begin;
   const u32 lane = threadIdx.x % kWarp;
   const u64 warps = static_cast<u64>(gridDim.x) * (kListThreads / kWarp);
-  // Neighbouring tiles go to different processors, so that a short list uses all of them.
-  const u64 warp = static_cast<u64>(threadIdx.x / kWarp) * gridDim.x + blockIdx.x;
+  // A block's warps take neighbouring tiles, which is fastest; those of a short list are spread, so
+  // that it uses all processors.
+  constexpr u32 kWarpsPerBlock = kListThreads / kWarp;
+  const u32 own = threadIdx.x / kWarp;
+  const u64 warp = list.tiles >= 4 * warps
+                       ? static_cast<u64>(blockIdx.x) * kWarpsPerBlock + own
+                       : static_cast<u64>(own) * gridDim.x + blockIdx.x;
   u64 at = 0;
   for (u64 tile = warp; tile < list.tiles; tile += warps) {
     at = find_task(tasks, list.count, at, tile, lane);
@@ -544,6 +549,13 @@ u32 threads_for(u32 count) { return count > 1024 ? 1024 : count < 32 ? 32 : (cou
 
 }  // namespace
 
+void load_kernels() {
+  cudaFuncAttributes attributes;
+  cudaFuncGetAttributes(&attributes, gate_kernel);
+  cudaFuncGetAttributes(&attributes, list_kernel);
+  cudaFuncGetAttributes(&attributes, abort_kernel);
+}
+
 void launch_gate(const Control& control, const Entry& entry, const Exit& exit,
                  cudaStream_t stream) {
   const u32 most = std::max({entry.ready.count, entry.gate_count, exit.signals.count});
@@ -554,7 +566,9 @@ void launch_list(const Control& control, DeviceTables tables, ListSlice list, co
                  const Exit& exit, int blocks, cudaStream_t stream) {
   constexpr u64 kWarps = kListThreads / kWarp;
   const u64 wanted = std::max<u64>(1, (list.tiles + kWarps - 1) / kWarps);
-  const u64 grid = std::min(wanted, static_cast<u64>(blocks));
+  // As many blocks as finish together: no last turn of a few.
+  const u64 turns = (wanted + static_cast<u64>(blocks) - 1) / static_cast<u64>(blocks);
+  const u64 grid = (wanted + turns - 1) / turns;
   list_kernel<<<static_cast<u32>(grid), kListThreads, 0, stream>>>(control, tables, list, entry,
                                                                    exit);
 }

@@ -62,6 +62,10 @@ struct Exit {
   bool last = false;  ///< The round ends here: the host is told, and the round counted up.
 };
 
+/// Loads every kernel of a round on the current device. The driver otherwise loads a kernel at its
+/// first launch and may then wait for all that runs: forever, when that waits for the launch.
+void load_kernels();
+
 /// Entry and exit without any work.
 void launch_gate(const Control& control, const Entry& entry, const Exit& exit, cudaStream_t stream);
 /// Runs a list. Every thread block waits at the entry: with gates, nothing that they depend on may

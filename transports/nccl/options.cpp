@@ -54,11 +54,13 @@ NcclOptions NcclOptions::parse(const Options& options) {
     } else if (key == "stream") {
       out.stream = number(key, text, 0, kAny);
     } else if (key == "graph") {
-      if (text != "on" && text != "off") {
+      if (text != "on" && text != "off" && text != "auto") {
         throw Error(Errc::usage,
-                    std::string(kWho) + ": graph '" + text + "', expected on or off");
+                    std::string(kWho) + ": graph '" + text + "', expected auto, on or off");
       }
-      out.graph = text == "on";
+      out.graph = text == "auto" ? GraphChoice::automatic
+                  : text == "on" ? GraphChoice::on
+                                 : GraphChoice::off;
     }
   }
   return out;
@@ -68,7 +70,7 @@ std::string NcclOptions::shared() const {
   return "path=" + std::to_string(static_cast<int>(path)) +
          " staging_bytes=" + std::to_string(staging_bytes) +
          " direct_bytes=" + std::to_string(direct_bytes) +
-         " step_bytes=" + std::to_string(step_bytes) + " graph=" + (graph ? "on" : "off");
+         " step_bytes=" + std::to_string(step_bytes);
 }
 
 }  // namespace m2n::nccl

@@ -14,6 +14,10 @@
 
 namespace m2n::nccl {
 
+/// Whether a round is captured once and replayed. "auto": where the list kernel does all of it, so
+/// that a replay has nothing to lose.
+enum class GraphChoice : std::uint8_t { automatic, on, off };
+
 /// A plain value. Keys of the options are the member names.
 struct NcclOptions {
   PathChoice path = PathChoice::automatic;
@@ -23,7 +27,7 @@ struct NcclOptions {
   std::uint64_t step_bytes = 1ULL << 30;  ///< Unstaged bytes of a pair in one group of messages.
   EngineModel engine;            ///< engine_min_bytes, engine_max_copies, engine_gap_bytes.
   int blocks = 132;              ///< Thread blocks of the list kernel.
-  bool graph = false;            ///< Capture a round once, replay it afterwards.
+  GraphChoice graph = GraphChoice::automatic;
   std::uint64_t stream = 0;      ///< The caller's stream, as a number; 0: the legacy default stream.
 
   /// @throws Error{usage} for an unknown key or a value out of range.

@@ -38,6 +38,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kPollInterval{10};
 constexpr std::chrono::seconds kDrainPatience{5};
 constexpr std::uint64_t kArenaAlign = 256;
+constexpr std::size_t kSmallestBatch = 8;  // below, single calls cost less
 
 /// Memory of this process's sessions by address: ranks that are threads of one process keep each
 /// other's alive, so that a late flag never meets freed memory.
@@ -176,6 +177,7 @@ class NcclSession final : public Session {
         rank_(static_cast<std::size_t>(program.rank)),
         world_(connection_->ranks.size()) {
     expects(static_cast<std::size_t>(program.world_size) <= world_, "a group as large as the plan");
+    load_kernels();
     agree_and_map(program, buffers, deadline);
     compile(program);
     report_traffic(program);
@@ -214,7 +216,7 @@ class NcclSession final : public Session {
       caller_.hold(main_);
     }
     copy_mirrors(false);
-    if (options().graph) {
+    if (replays_) {
       if (graph_ == nullptr) {
         capture();
       }
@@ -593,7 +595,7 @@ class NcclSession final : public Session {
       connect_communicator(deadline);
     }
     uses_wire_ = uses(Path::wire);
-    if (options().graph && uses_wire_) {
+    if (options().graph == GraphChoice::on && uses_wire_) {
       throw TransportError(Errc::bad_argument,
                            "nccl: graph=on, but rank " + std::to_string(rank_) +
                                " has peers that it cannot map, expected mapped peers only");
@@ -672,7 +674,7 @@ class NcclSession final : public Session {
     staging.address = reinterpret_cast<std::uint64_t>(staging_memory_.data());
 
     EngineModel model = options().engine;
-    if (options().graph) {  // nodes of a graph cost an engine more than copies of a batch
+    if (options().graph == GraphChoice::on) {  // nodes of a graph cost an engine more than copies of a batch
       model.min_bytes = std::max<std::uint64_t>(model.min_bytes, 16 << 20);
       model.gap_bytes = std::max<std::uint64_t>(model.gap_bytes, 1'200'000);
       model.alone_bytes = std::max<std::uint64_t>(model.alone_bytes, 128 << 20);
@@ -689,7 +691,7 @@ class NcclSession final : public Session {
                   std::make_move_iterator(division.list.end()));
       stage.list = append_list(list, tables);
       figures_.engine_copies += division.engine.size();
-      stage.engine = EngineBatch(division.engine, options().graph);
+      stage.engine = EngineBatch(division.engine, options().graph == GraphChoice::on);
       const auto values = [](const std::map<std::size_t, PairRegions>& pairs_of) {
         std::vector<PairRegions> out;
         for (const auto& [peer, pair] : pairs_of) {
@@ -727,6 +729,11 @@ class NcclSession final : public Session {
     }
     last_gates_.count = gates.size() - last_gates_.begin;
     gate_table_ = gates;
+    replays_ = options().graph == GraphChoice::on ||
+               (options().graph == GraphChoice::automatic &&
+                std::all_of(stages_.begin(), stages_.end(), [](const Stage& stage) {
+                  return stage.engine.empty() && stage.wire.empty();
+                }));
     figures_.list_tasks = tables.tasks.size();
     upload(tables, gates, signals);
   }
@@ -789,7 +796,13 @@ class NcclSession final : public Session {
     figures_.device_bytes = control_bytes_ + bytes + staging_memory_.bytes() +
                             scratch_memory_->bytes() + mirror_memory_->bytes();
     figures_.table_bytes = bytes;
+    if (figures_.engine_copies > 0) {
+      engine_ = std::make_unique<Stream>();
+    }
     if (uses_wire_) {
+      pack_ = std::make_unique<Stream>();
+      exchange_ = std::make_unique<Stream>();
+      unpack_ = std::make_unique<Stream>();
       for (int slot = 0; slot < 2; ++slot) {
         packed_.push_back(std::make_unique<Event>());
         moved_.push_back(std::make_unique<Event>());
@@ -880,10 +893,10 @@ class NcclSession final : public Session {
       return;
     }
     if (captured) {
-      fork_.hold(engine_);  // otherwise the host has seen the gate open
+      fork_.hold(*engine_);  // otherwise the host has seen the gate open
     }
     copy_by_engine(stage.engine, captured);
-    engine_done_.record(engine_);
+    engine_done_.record(*engine_);
     engine_done_.hold(main_);
     ended_ = s + 1 == stages_.size() && last_gates_.count == 0;
     launch_gate(control_, {}, {slice(stage.signals), ended_}, main_);
@@ -893,12 +906,12 @@ class NcclSession final : public Session {
     for (const EngineCopy& copy : batch.pitched) {
       check(cudaMemcpy2DAsync(reinterpret_cast<void*>(copy.destination), copy.destination_pitch,
                               reinterpret_cast<const void*>(copy.source), copy.source_pitch,
-                              copy.row_bytes, copy.rows, cudaMemcpyDeviceToDevice, engine_),
+                              copy.row_bytes, copy.rows, cudaMemcpyDeviceToDevice, *engine_),
             "queue a pitched copy");
     }
 #if CUDART_VERSION >= 13000
     if (!batch.wide.empty()) {
-      check(cudaMemcpy3DBatchAsync(batch.wide.size(), batch.wide.data(), 0, engine_),
+      check(cudaMemcpy3DBatchAsync(batch.wide.size(), batch.wide.data(), 0, *engine_),
             "queue a batch of pitched copies");
     }
 #endif
@@ -906,51 +919,51 @@ class NcclSession final : public Session {
       return;
     }
 #if CUDART_VERSION >= 13000
-    if (!captured) {  // a batch cannot be captured
+    if (!captured && batch.targets.size() >= kSmallestBatch) {  // a batch cannot be captured
       cudaMemcpyAttributes attributes{};
       attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
       attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
       std::size_t first = 0;
       check(cudaMemcpyBatchAsync(batch.targets.data(), batch.sources.data(), batch.sizes.data(),
-                                 batch.targets.size(), &attributes, &first, 1, engine_),
+                                 batch.targets.size(), &attributes, &first, 1, *engine_),
             "queue a batch of copies");
       return;
     }
 #endif
     for (std::size_t i = 0; i < batch.targets.size(); ++i) {
       check(cudaMemcpyAsync(batch.targets[i], batch.sources[i], batch.sizes[i],
-                            cudaMemcpyDeviceToDevice, engine_),
+                            cudaMemcpyDeviceToDevice, *engine_),
             "queue a copy");
     }
   }
 
   void queue_wire(const std::vector<WireStep>& steps) {
-    for (const Stream* stream : {&pack_, &exchange_, &unpack_}) {
+    for (const Stream* stream : {pack_.get(), exchange_.get(), unpack_.get()}) {
       fork_.hold(*stream);
     }
     for (std::size_t i = 0; i < steps.size(); ++i) {
       const WireStep& step = steps[i];
       const std::size_t slot = i % 2;
       if (i >= 2) {
-        moved_[slot]->hold(pack_);         // the slot's last chunk has left
-        unpacked_[slot]->hold(exchange_);  // and its last arrival was read
+        moved_[slot]->hold(*pack_);         // the slot's last chunk has left
+        unpacked_[slot]->hold(*exchange_);  // and its last arrival was read
       }
       if (step.pack.count > 0) {
-        launch_list(control_, device_tables_, step.pack, {}, {}, options().blocks, pack_);
+        launch_list(control_, device_tables_, step.pack, {}, {}, options().blocks, *pack_);
       }
-      packed_[slot]->record(pack_);
-      packed_[slot]->hold(exchange_);
-      connection_->comm->exchange(step.sends, step.receives, exchange_, deadline_);
-      moved_[slot]->record(exchange_);
-      moved_[slot]->hold(unpack_);
+      packed_[slot]->record(*pack_);
+      packed_[slot]->hold(*exchange_);
+      connection_->comm->exchange(step.sends, step.receives, *exchange_, deadline_);
+      moved_[slot]->record(*exchange_);
+      moved_[slot]->hold(*unpack_);
       if (step.unpack.count > 0) {
-        launch_list(control_, device_tables_, step.unpack, {}, {}, options().blocks, unpack_);
+        launch_list(control_, device_tables_, step.unpack, {}, {}, options().blocks, *unpack_);
       }
-      unpacked_[slot]->record(unpack_);
+      unpacked_[slot]->record(*unpack_);
     }
-    wire_done_.record(unpack_);
+    wire_done_.record(*unpack_);
     wire_done_.hold(main_);
-    wire_sent_.record(exchange_);
+    wire_sent_.record(*exchange_);
     wire_sent_.hold(main_);
   }
 
@@ -1026,7 +1039,11 @@ class NcclSession final : public Session {
   /// Looks for errors that no flag tells: of the library, of the streams, of peers that gave up.
   void poll() {
     if (uses_wire_) {
-      connection_->comm->poll();
+      try {
+        connection_->comm->poll();
+      } catch (const TransportError& error) {
+        fail(error.code(), std::string(error.what()).substr(sizeof "nccl: " - 1), true);
+      }
     }
     const cudaError_t state = cudaStreamQuery(main_);
     if (state != cudaSuccess && state != cudaErrorNotReady) {
@@ -1083,8 +1100,10 @@ class NcclSession final : public Session {
   /// True when this rank's own work has ended.
   bool drain() noexcept {
     const auto until = Clock::now() + kDrainPatience;
-    for (const Stream* stream : {&main_, &engine_, &pack_, &exchange_, &unpack_, &side_}) {
-      while (cudaStreamQuery(*stream) == cudaErrorNotReady) {
+    const Stream* const streams[] = {&main_,      &side_,           engine_.get(),
+                                     pack_.get(), exchange_.get(), unpack_.get()};
+    for (const Stream* stream : streams) {
+      while (stream != nullptr && cudaStreamQuery(*stream) == cudaErrorNotReady) {
         if (Clock::now() > until) {
           return false;
         }
@@ -1122,6 +1141,7 @@ class NcclSession final : public Session {
   std::unique_ptr<Window> window_;
   bool uses_wire_ = false;
   bool alone_on_device_ = false;
+  bool replays_ = false;
 
   // The compiled round.
   WireLimits limits_;
@@ -1138,12 +1158,14 @@ class NcclSession final : public Session {
   std::uint32_t abort_count_ = 0;
 
   // Streams and what orders them.
+  // Those of the engines and the wire exist where they are used: the driver shares few hardware
+  // queues among streams, and a stream that waits holds up those behind it in its queue.
   Stream main_;
-  Stream engine_;
-  Stream pack_;
-  Stream exchange_;
-  Stream unpack_;
   Stream side_;
+  std::unique_ptr<Stream> engine_;
+  std::unique_ptr<Stream> pack_;
+  std::unique_ptr<Stream> exchange_;
+  std::unique_ptr<Stream> unpack_;
   Event caller_;
   Event fork_;
   Event engine_done_;

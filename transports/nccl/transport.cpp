@@ -5,6 +5,9 @@
 /// The transport "nccl": ranks with a CUDA device each. See session.cpp for how a round runs.
 
 #include <algorithm>
+#include <mutex>
+#include <set>
+#include <utility>
 
 #include "core/api/plugins.hpp"
 #include "core/api/transport.hpp"
@@ -16,6 +19,23 @@ namespace {
 using nccl::Connection;
 using nccl::Identity;
 using nccl::NcclOptions;
+
+/// Lets @p device reach @p other, once a process. @p device is current.
+void map_device(int device, int other) {
+  static std::mutex mutex;
+  static std::set<std::pair<int, int>> mapped;
+  const std::lock_guard lock(mutex);
+  if (mapped.contains({device, other})) {
+    return;
+  }
+  const cudaError_t result = cudaDeviceEnablePeerAccess(other, 0);
+  if (result == cudaErrorPeerAccessAlreadyEnabled) {  // by the program around us
+    cudaGetLastError();
+  } else {
+    nccl::check(result, "map the memory of another device");
+  }
+  mapped.insert({device, other});
+}
 
 class NcclTransport final : public Transport {
  public:
@@ -88,12 +108,7 @@ class NcclTransport final : public Transport {
       if (other.host != me.host || other.process != me.process || !reachable) {
         continue;
       }
-      const cudaError_t result = cudaDeviceEnablePeerAccess(other.device, 0);
-      if (result == cudaErrorPeerAccessAlreadyEnabled) {
-        cudaGetLastError();
-      } else {
-        nccl::check(result, "map the memory of another device");
-      }
+      map_device(connection_->device, other.device);
     }
   }
 

@@ -24,11 +24,12 @@ bool window_sizes_may_differ() noexcept { return library_version() >= kSizesMayD
 
 Window::Window(Communicator& comm, void* base, std::uint64_t bytes, Deadline deadline)
     : comm_(comm) {
-  ncclWindow_t window = nullptr;
+  // The handle is written when the communicator has finished, not when the call returns.
+  static_assert(sizeof(ncclWindow_t) == sizeof window_);
   const ncclResult_t result =
-      ncclCommWindowRegister(comm.handle(), base, bytes, &window, NCCL_WIN_COLL_SYMMETRIC);
+      ncclCommWindowRegister(comm.handle(), base, bytes, reinterpret_cast<ncclWindow_t*>(&window_),
+                             NCCL_WIN_COLL_SYMMETRIC);
   comm.finish(result, "register a window", deadline);
-  window_ = window;
 }
 
 Window::~Window() {
