@@ -170,9 +170,7 @@ class SpinBarrier {
   std::atomic<unsigned> round_{0};
 };
 
-Box box_of(const Tensor& t) {
-  return t.lo.empty() ? Box::whole(t.shape) : Box{t.lo, t.hi};
-}
+Box box_of(const Tensor& t) { return t.lo.empty() ? Box::whole(t.shape) : Box{t.lo, t.hi}; }
 
 Shape extents_of(const Box& box) {
   Shape out;
@@ -193,8 +191,8 @@ Problem make_problem(const Workload& w) {
          {layouts.intern(Layout::explicit_pieces(
               t.shape, w.source, {0}, {{0, {Box::whole(t.shape), {0, 0, row_major(t.shape)}}}})),
           {t.name}},
-         {layouts.intern(Layout::explicit_pieces(
-              t.shape, w.destination, {1}, {{1, {box, {0, 0, row_major(extents_of(box))}}}})),
+         {layouts.intern(Layout::explicit_pieces(t.shape, w.destination, {1},
+                                                 {{1, {box, {0, 0, row_major(extents_of(box))}}}})),
           {t.name}},
          w.source != w.destination});
   }
@@ -214,7 +212,8 @@ struct Result {
 Result run(const Workload& w) {
   const Problem problem = make_problem(w);
   const Registries registries = builtin_registries();
-  const Plan plan = registries.planners.create("direct", {})->plan(problem, Topology::single_island(2));
+  const Plan plan =
+      registries.planners.create("direct", {})->plan(problem, Topology::single_island(2));
   const auto source_bytes = problem.buffer_bytes(Role::source, 0);
   const auto worker_bytes = problem.buffer_bytes(Role::destination, 1);
   const auto total = [](const std::vector<std::uint64_t>& sizes) {
@@ -308,7 +307,8 @@ Result run(const Workload& w) {
                                cudaMemcpyDeviceToHost),
                     "read the source");
               cast_elements(w.source, values.data(), w.destination, cast.data(), count);
-              expected = digest_of_box(t.shape, box, w.destination, cast.data(), row_major(t.shape));
+              expected =
+                  digest_of_box(t.shape, box, w.destination, cast.data(), row_major(t.shape));
             }
             if (got != expected) {
               result.verified = false;
@@ -368,7 +368,8 @@ double engine_rate() {
   std::vector<double> seconds;
   for (int i = 0; i < kWarmUps + kRounds; ++i) {
     check(cudaEventRecord(begin, stream), "record");
-    check(cudaMemcpyAsync(to.data(), from.data(), kBytes, cudaMemcpyDeviceToDevice, stream), "copy");
+    check(cudaMemcpyAsync(to.data(), from.data(), kBytes, cudaMemcpyDeviceToDevice, stream),
+          "copy");
     check(cudaEventRecord(end, stream), "record");
     check(cudaEventSynchronize(end), "wait");
     float ms = 0;
@@ -382,19 +383,19 @@ double engine_rate() {
 
 void print(const Workload& w, const Result& r, double engine) {
   const double rate = static_cast<double>(r.bytes) / r.seconds;
-  std::printf("%-44s %6zu %8.2f GB %10.3f ms %6.1f GB/s %6.3f %s %-6s host %8.1f us  extra %9.1f KiB "
-              "(tables %9.1f)  %6llu engine %6llu list  prepare %.2f s  bytes %s\n",
-              w.name.c_str(), w.tensors.size(), static_cast<double>(r.bytes) * 1e-9,
-              r.seconds * 1e3, rate * 1e-9, rate / engine,
-              w.wanted == 0              ? "      "
-              : rate / engine >= w.wanted ? "met   "
-                                          : "MISSED",
-              r.path.c_str(), r.worst_host_seconds * 1e6,
-              static_cast<double>(r.sender.device_bytes) / 1024,
-              static_cast<double>(r.sender.table_bytes) / 1024,
-              static_cast<unsigned long long>(r.sender.engine_copies),
-              static_cast<unsigned long long>(r.sender.list_tasks), r.prepare_seconds,
-              r.verified ? "equal" : "DIFFER");
+  std::printf(
+      "%-44s %6zu %8.2f GB %10.3f ms %6.1f GB/s %6.3f %s %-6s host %8.1f us  extra %9.1f KiB "
+      "(tables %9.1f)  %6llu engine %6llu list  prepare %.2f s  bytes %s\n",
+      w.name.c_str(), w.tensors.size(), static_cast<double>(r.bytes) * 1e-9, r.seconds * 1e3,
+      rate * 1e-9, rate / engine,
+      w.wanted == 0               ? "      "
+      : rate / engine >= w.wanted ? "met   "
+                                  : "MISSED",
+      r.path.c_str(), r.worst_host_seconds * 1e6, static_cast<double>(r.sender.device_bytes) / 1024,
+      static_cast<double>(r.sender.table_bytes) / 1024,
+      static_cast<unsigned long long>(r.sender.engine_copies),
+      static_cast<unsigned long long>(r.sender.list_tasks), r.prepare_seconds,
+      r.verified ? "equal" : "DIFFER");
   std::fflush(stdout);
 }
 
@@ -402,7 +403,8 @@ std::vector<Workload> workloads() {
   std::vector<Workload> out;
   using Order = std::vector<std::size_t>;
   const auto row = [&](const std::string& name, const std::vector<Tensor>& tensors,
-                       const Order& order, double wanted, const Options& options = {}) -> Workload& {
+                       const Order& order, double wanted,
+                       const Options& options = {}) -> Workload& {
     out.push_back({name, tensors, order, DType::bf16, DType::bf16, options, wanted});
     return out.back();
   };
@@ -449,7 +451,8 @@ std::vector<Workload> workloads() {
   return out;
 }
 
-/// Seconds of the best cast kernel that we have, on one GPU: f32 to bf16, 64 tensors of 32 Mi elements.
+/// Seconds of the best cast kernel that we have, on one GPU: f32 to bf16, 64 tensors of 32 Mi
+/// elements.
 double local_cast_seconds() {
   constexpr Index kElements = (64 << 20) / 2;
   constexpr std::size_t kTensors = 64;
@@ -464,7 +467,8 @@ double local_cast_seconds() {
   }
   const Problem problem = Problem::make(std::move(parameters));
   const Registries registries = builtin_registries();
-  const Plan plan = registries.planners.create("direct", {})->plan(problem, Topology::single_island(1));
+  const Plan plan =
+      registries.planners.create("direct", {})->plan(problem, Topology::single_island(1));
   DeviceArena source(0, kTensors * kElements * 4);
   DeviceArena destination(0, kTensors * kElements * 2);
   Buffers buffers;
@@ -523,8 +527,9 @@ int run_all(const std::vector<std::string>& only) {
   }
   if (cast_in_move > 0 && moved > 0) {
     const double local = local_cast_seconds();
-    std::printf("cast in the move %.3f ms; moved %.3f ms and cast after %.3f ms: %.2f times as fast\n",
-                cast_in_move * 1e3, moved * 1e3, local * 1e3, (moved + local) / cast_in_move);
+    std::printf(
+        "cast in the move %.3f ms; moved %.3f ms and cast after %.3f ms: %.2f times as fast\n",
+        cast_in_move * 1e3, moved * 1e3, local * 1e3, (moved + local) / cast_in_move);
   }
   std::printf("copy engine again: %.1f GB/s\n", engine_rate() * 1e-9);
   return bad ? 1 : 0;

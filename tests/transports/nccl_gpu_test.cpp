@@ -125,10 +125,10 @@ class ListRunner {
       check(cudaMemcpy(loops.data(), tables.loops.data(), loops.bytes(), cudaMemcpyHostToDevice),
             "upload");
     }
-    launch_list(control_,
-                {reinterpret_cast<const Task*>(tasks.data()),
-                 reinterpret_cast<const Loop*>(loops.data())},
-                slice, {}, {}, 132, cudaStreamLegacy);
+    launch_list(
+        control_,
+        {reinterpret_cast<const Task*>(tasks.data()), reinterpret_cast<const Loop*>(loops.data())},
+        slice, {}, {}, 132, cudaStreamLegacy);
     check(cudaGetLastError(), "launch");
     check(cudaDeviceSynchronize(), "run a list");
   }
@@ -286,8 +286,9 @@ struct Simple {
     const auto rest = std::make_shared<const Layout>(
         Layout::sharded({elements}, DType::i64, Mesh({ranks - 1}, 1), {Placement::replicate()}));
     Problem problem = Problem::make({{"w", {elements}, {one, {"w"}}, {rest, {"w"}}, false}});
-    Plan plan = builtin_registries().planners.create("direct", {})->plan(
-        problem, Topology::single_island(ranks));
+    Plan plan = builtin_registries()
+                    .planners.create("direct", {})
+                    ->plan(problem, Topology::single_island(ranks));
     return {std::move(problem), std::move(plan), elements};
   }
 };
@@ -403,8 +404,8 @@ void offsets_body(Group& group, const std::string&) {
     parameters.push_back({name, {5}, {one, {name}}, {two, {name}}, false});
   }
   const Problem problem = Problem::make(std::move(parameters));
-  const Plan plan = builtin_registries().planners.create("direct", {})->plan(
-      problem, Topology::single_island(2));
+  const Plan plan =
+      builtin_registries().planners.create("direct", {})->plan(problem, Topology::single_island(2));
   const int device = group.rank();
   check(cudaSetDevice(device), "select the device");
   DeviceMemory before(777);  // small allocations share a block
@@ -507,8 +508,10 @@ void fault_body(Group& group, const std::string& argument) {
 
 struct Start {
   Start() {
-    testing::rank_bodies() = {{"property", property_body}, {"window", window_body},
-                              {"offsets", offsets_body},   {"leak", leak_body},
+    testing::rank_bodies() = {{"property", property_body},
+                              {"window", window_body},
+                              {"offsets", offsets_body},
+                              {"leak", leak_body},
                               {"fault", fault_body}};
     // Streams of ranks that share a device must not queue behind one another.
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);  // NOLINT(concurrency-mt-unsafe)
@@ -530,8 +533,8 @@ void ranks_succeed(Rank count, const std::string& body, const std::string& argum
   auto ranks = testing::start_ranks(count, body, argument, apart);
   const auto ends = testing::wait_ranks(ranks, std::chrono::seconds(100));
   for (std::size_t i = 0; i < ends.size(); ++i) {
-    BOOST_TEST(ends[i].status == 0, "rank " << i << " ended with " << ends[i].status << ": "
-                                            << ends[i].error);
+    BOOST_TEST(ends[i].status == 0,
+               "rank " << i << " ended with " << ends[i].status << ": " << ends[i].error);
   }
 }
 
@@ -652,8 +655,8 @@ BOOST_AUTO_TEST_CASE(a_rank_killed_or_stopped_in_a_round_lets_the_others_out_and
     const auto ends = testing::wait_ranks(ranks, std::chrono::seconds(25));
     BOOST_TEST(ends[1].status == -SIGKILL);
     for (const std::size_t i : {std::size_t{0}, std::size_t{2}}) {
-      BOOST_TEST(ends[i].status == 0, argument << ": rank " << i << " ended with "
-                                               << ends[i].status << " after " << ends[i].seconds
+      BOOST_TEST(ends[i].status == 0, argument << ": rank " << i << " ended with " << ends[i].status
+                                               << " after " << ends[i].seconds
                                                << " s: " << ends[i].error);
     }
   }
@@ -682,9 +685,10 @@ BOOST_AUTO_TEST_CASE(a_tensor_above_4_gib_arrives_whole) {
   const auto two = std::make_shared<const Layout>(
       Layout::sharded({kElements}, DType::bf16, Mesh({1}, 1), {Placement::replicate()}));
   const Problem problem = Problem::make({{"w", {kElements}, {one, {"w"}}, {two, {"w"}}, false}});
-  const Plan plan = builtin_registries().planners.create("direct", {})->plan(
-      problem, Topology::single_island(2));
-  for (const Options& options : {Options{}, Options{{"path", "wire"}}, Options{{"engine_max_copies", "0"}}}) {
+  const Plan plan =
+      builtin_registries().planners.create("direct", {})->plan(problem, Topology::single_island(2));
+  for (const Options& options :
+       {Options{}, Options{{"path", "wire"}}, Options{{"engine_max_copies", "0"}}}) {
     std::uint64_t digests[2] = {0, 1};
     none_failed(run_threads(2, [&](Group& group) {
       const int device = group.rank();

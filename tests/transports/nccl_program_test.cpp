@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 /// @file
-/// The NCCL transport's host logic, without a GPU: tables, the division of work, chunks of the wire.
+/// The NCCL transport's host logic, without a GPU: tables, the division of work, chunks of the
+/// wire.
 
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
@@ -167,8 +168,7 @@ BOOST_AUTO_TEST_CASE(rows_at_a_pitch_are_one_engine_copy_and_casts_never_are) {
   const Placed rows{{{65'536, 1024}, {4096, 1}, {1024 + 8, 1}, DType::bf16, DType::bf16}, 0, 64};
   const Division division = divide({rows}, {});
   BOOST_TEST_REQUIRE(division.engine.size() == 1u);
-  BOOST_TEST(
-      (division.engine[0] == EngineCopy{0, 64, 2048, 65'536, 8192, 2064}));
+  BOOST_TEST((division.engine[0] == EngineCopy{0, 64, 2048, 65'536, 8192, 2064}));
   const Placed cast{{{1 << 26}, {1}, {1}, DType::f32, DType::bf16}, 0, 1 << 30};
   BOOST_TEST(divide({cast}, {}).engine.empty());
   const Placed narrow{{{1 << 20, 8}, {64, 1}, {16, 1}, DType::bf16, DType::bf16}, 0, 64};

@@ -54,8 +54,8 @@ inline RandomCopy random_copy(std::mt19937_64& random, DType from, DType to, Ind
   RandomCopy out;
   const std::size_t rank = random() % 5;
   for (std::size_t d = 0; d < rank; ++d) {
-    out.copy.extents.push_back(
-        1 + static_cast<Index>(random() % static_cast<std::uint64_t>(limit)));
+    out.copy.extents.push_back(1 +
+                               static_cast<Index>(random() % static_cast<std::uint64_t>(limit)));
   }
   out.copy.source_dtype = from;
   out.copy.destination_dtype = to;

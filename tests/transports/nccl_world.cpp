@@ -36,8 +36,8 @@ struct Slot {
 Slot* map_slots(const std::string& file, Rank count) {
   const int descriptor = open(file.c_str(), O_RDWR);
   expects(descriptor >= 0, "the shared file of the ranks");
-  void* at = mmap(nullptr, 2 * sizeof(Slot) * static_cast<std::size_t>(count), PROT_READ | PROT_WRITE,
-                  MAP_SHARED, descriptor, 0);
+  void* at = mmap(nullptr, 2 * sizeof(Slot) * static_cast<std::size_t>(count),
+                  PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   close(descriptor);
   expects(at != MAP_FAILED, "a mapping of the shared file");
   return static_cast<Slot*>(at);

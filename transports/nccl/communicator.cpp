@@ -63,9 +63,8 @@ Communicator::Communicator(Group& group, Deadline deadline) {
   std::memcpy(id.internal, body.data(), body.size());
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
-  const ncclResult_t result =
-      ncclCommInitRankConfig(&comm_, static_cast<int>(group.size()), id,
-                             static_cast<int>(group.rank()), &config);
+  const ncclResult_t result = ncclCommInitRankConfig(&comm_, static_cast<int>(group.size()), id,
+                                                     static_cast<int>(group.rank()), &config);
   try {
     finish(result, "create the communicator", deadline);
   } catch (...) {
@@ -126,8 +125,8 @@ void Communicator::exchange(std::span<const Message> sends, std::span<const Mess
                   static_cast<int>(m.peer), comm_, stream));
   }
   for (const Message& m : receives) {
-    note(ncclRecv(reinterpret_cast<void*>(m.address), m.bytes, ncclUint8,
-                  static_cast<int>(m.peer), comm_, stream));
+    note(ncclRecv(reinterpret_cast<void*>(m.address), m.bytes, ncclUint8, static_cast<int>(m.peer),
+                  comm_, stream));
   }
   const ncclResult_t end = ncclGroupEnd();
   if (result != ncclSuccess) {

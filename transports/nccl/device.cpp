@@ -17,8 +17,8 @@ Function* driver_function(const char* name) {
   check(cudaGetDriverEntryPointByVersion(name, &found, 12000, cudaEnableDefault, &state),
         "look up a driver function");
   if (state != cudaDriverEntryPointSuccess) {
-    throw TransportError(Errc::unavailable,
-                         std::string("nccl: the CUDA driver has no ") + name + ", expected CUDA 12");
+    throw TransportError(Errc::unavailable, std::string("nccl: the CUDA driver has no ") + name +
+                                                ", expected CUDA 12");
   }
   return reinterpret_cast<Function*>(found);
 }
@@ -81,8 +81,8 @@ Allocation allocation_of(const void* address, const std::string& what) {
                                                  "does not know its address, expected memory of "
                                                  "a CUDA device");
   }
-  const auto range = driver_function<CUresult(CUdeviceptr*, std::size_t*, CUdeviceptr)>(
-      "cuMemGetAddressRange");
+  const auto range =
+      driver_function<CUresult(CUdeviceptr*, std::size_t*, CUdeviceptr)>("cuMemGetAddressRange");
   const auto attribute =
       driver_function<CUresult(void*, CUpointer_attribute, CUdeviceptr)>("cuPointerGetAttribute");
   CUdeviceptr base = 0;

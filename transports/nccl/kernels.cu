@@ -59,9 +59,8 @@ __device__ u32 f32_of_f16(u32 f16) {
   const u32 sign = (f16 & 0x8000u) << 16;
   const u32 magnitude = f16 & 0x7fffu;
   const u32 normal = (magnitude << 13) + (112u << 23);
-  const u32 subnormal =
-      __float_as_uint(__fsub_rn(__uint_as_float((magnitude << 13) | (113u << 23)),
-                                __uint_as_float(113u << 23)));
+  const u32 subnormal = __float_as_uint(
+      __fsub_rn(__uint_as_float((magnitude << 13) | (113u << 23)), __uint_as_float(113u << 23)));
   const u32 special = (magnitude << 13) | 0x7f800000u | (magnitude > 0x7c00u ? 0x400000u : 0u);
   const u32 finite = choose(magnitude < 0x400u, subnormal, normal);
   return sign | choose(magnitude >= 0x7c00u, special, finite);
@@ -309,8 +308,7 @@ __device__ u64 find_task(const Task* __restrict__ tasks, u64 count, u64 at, u64 
   while (high - low > 1) {
     const u64 step = (high - low + kWarp - 1) / kWarp;
     const u64 probe = low + lane * step;
-    const u32 before =
-        __ballot_sync(~0u, probe < high && tasks[probe].first_tile <= tile);
+    const u32 before = __ballot_sync(~0u, probe < high && tasks[probe].first_tile <= tile);
     low += static_cast<u64>(31 - __clz(static_cast<int>(before))) * step;
     high = min(low + step, high);
   }
@@ -391,9 +389,8 @@ __global__ void __launch_bounds__(kListThreads)
   // that it uses all processors.
   constexpr u32 kWarpsPerBlock = kListThreads / kWarp;
   const u32 own = threadIdx.x / kWarp;
-  const u64 warp = list.tiles >= 4 * warps
-                       ? static_cast<u64>(blockIdx.x) * kWarpsPerBlock + own
-                       : static_cast<u64>(own) * gridDim.x + blockIdx.x;
+  const u64 warp = list.tiles >= 4 * warps ? static_cast<u64>(blockIdx.x) * kWarpsPerBlock + own
+                                           : static_cast<u64>(own) * gridDim.x + blockIdx.x;
   u64 at = 0;
   for (u64 tile = warp; tile < list.tiles; tile += warps) {
     at = find_task(tasks, list.count, at, tile, lane);
@@ -431,8 +428,8 @@ __global__ void __launch_bounds__(kListThreads)
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence_system();
-    is_last_block = atomicAdd(reinterpret_cast<unsigned long long*>(&control.head->arrived), 1ull) ==
-                    gridDim.x - 1;
+    is_last_block = atomicAdd(reinterpret_cast<unsigned long long*>(&control.head->arrived),
+                              1ull) == gridDim.x - 1;
   }
   __syncthreads();
   if (is_last_block) {
@@ -545,7 +542,9 @@ u32 value_blocks(u64 count) {
   return static_cast<u32>(blocks < 4096 ? blocks : 4096);
 }
 
-u32 threads_for(u32 count) { return count > 1024 ? 1024 : count < 32 ? 32 : (count + 31) / 32 * 32; }
+u32 threads_for(u32 count) {
+  return count > 1024 ? 1024 : count < 32 ? 32 : (count + 31) / 32 * 32;
+}
 
 }  // namespace
 

@@ -26,10 +26,10 @@ std::uint64_t number(const std::string& key, const std::string& text, std::uint6
 }  // namespace
 
 NcclOptions NcclOptions::parse(const Options& options) {
-  require_known_options(kWho, options,
-                        {"path", "device", "staging_bytes", "direct_bytes", "step_bytes",
-                         "engine_min_bytes", "engine_max_copies", "engine_gap_bytes", "blocks",
-                         "graph", "stream"});
+  require_known_options(
+      kWho, options,
+      {"path", "device", "staging_bytes", "direct_bytes", "step_bytes", "engine_min_bytes",
+       "engine_max_copies", "engine_gap_bytes", "blocks", "graph", "stream"});
   NcclOptions out;
   constexpr std::uint64_t kAny = UINT64_MAX;
   for (const auto& [key, text] : options) {

@@ -21,14 +21,14 @@ enum class GraphChoice : std::uint8_t { automatic, on, off };
 /// A plain value. Keys of the options are the member names.
 struct NcclOptions {
   PathChoice path = PathChoice::automatic;
-  int device = -1;               ///< -1: the rank modulo the number of devices.
+  int device = -1;  ///< -1: the rank modulo the number of devices.
   std::uint64_t staging_bytes = 64 << 20;
-  std::uint64_t direct_bytes = 4 << 20;   ///< On the wire, larger contiguous regions are not staged.
+  std::uint64_t direct_bytes = 4 << 20;  ///< On the wire, larger contiguous regions are not staged.
   std::uint64_t step_bytes = 1ULL << 30;  ///< Unstaged bytes of a pair in one group of messages.
-  EngineModel engine;            ///< engine_min_bytes, engine_max_copies, engine_gap_bytes.
-  int blocks = 132;              ///< Thread blocks of the list kernel.
+  EngineModel engine;  ///< engine_min_bytes, engine_max_copies, engine_gap_bytes.
+  int blocks = 132;    ///< Thread blocks of the list kernel.
   GraphChoice graph = GraphChoice::automatic;
-  std::uint64_t stream = 0;      ///< The caller's stream, as a number; 0: the legacy default stream.
+  std::uint64_t stream = 0;  ///< The caller's stream, as a number; 0: the legacy default stream.
 
   /// @throws Error{usage} for an unknown key or a value out of range.
   static NcclOptions parse(const Options& options);

@@ -93,8 +93,8 @@ PathChoice path_choice_from_string(const std::string& name) {
   if (name == "wire") {
     return PathChoice::wire;
   }
-  throw Error(Errc::usage, "transport 'nccl': path '" + name +
-                               "', expected auto, window, ipc or wire");
+  throw Error(Errc::usage,
+              "transport 'nccl': path '" + name + "', expected auto, window, ipc or wire");
 }
 
 std::string Identity::encode() const {
@@ -177,15 +177,14 @@ Advert Advert::decode(const std::string& text) {
   return advert;
 }
 
-Path propose_path(const Identity& from, const Identity& to, const Advert& advert,
-                  PathChoice choice, bool windows) {
+Path propose_path(const Identity& from, const Identity& to, const Advert& advert, PathChoice choice,
+                  bool windows) {
   if (choice == PathChoice::wire || from.host != to.host) {
     return Path::wire;
   }
   const bool same_device = from.bus == to.bus;
-  const bool mappable =
-      same_device || std::find(from.reaches.begin(), from.reaches.end(), to.bus) !=
-                         from.reaches.end();
+  const bool mappable = same_device || std::find(from.reaches.begin(), from.reaches.end(),
+                                                 to.bus) != from.reaches.end();
   if (!mappable) {
     return Path::wire;
   }

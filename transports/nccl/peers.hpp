@@ -66,10 +66,11 @@ struct Advert {
 
 /// Path that both ranks of a pair agree on before anything is mapped: from a rank with identity
 /// @p from into the memory that @p advert offers. @param windows  Every rank can register one.
-Path propose_path(const Identity& from, const Identity& to, const Advert& advert,
-                  PathChoice choice, bool windows);
+Path propose_path(const Identity& from, const Identity& to, const Advert& advert, PathChoice choice,
+                  bool windows);
 
-/// CUDA IPC mappings of this process, shared by the sessions that use them and closed with the last.
+/// CUDA IPC mappings of this process, shared by the sessions that use them and closed with the
+/// last.
 class IpcMappings {
  public:
   /// Where this process sees the allocation of @p offer. The result keeps it mapped.

@@ -464,9 +464,9 @@ class NcclSession final : public Session {
                                                      " as on rank 0");
       }
       wire_peers = std::max(wire_peers, adverts[rank].wire_peers);
-      windows = windows && adverts[rank].window_bytes > 0 &&
-                (window_sizes_may_differ() ||
-                 adverts[rank].window_bytes == adverts[0].window_bytes);
+      windows =
+          windows && adverts[rank].window_bytes > 0 &&
+          (window_sizes_may_differ() || adverts[rank].window_bytes == adverts[0].window_bytes);
     }
     limits_ = {chunk_bytes_for(options().staging_bytes, wire_peers), options().direct_bytes,
                options().step_bytes};
@@ -477,19 +477,21 @@ class NcclSession final : public Session {
                        }) == 1;
     for (const Region& region : program.sends) {
       const auto to = static_cast<std::size_t>(region.to.rank);
-      path_to_.try_emplace(to, propose_path(ranks[rank_], ranks[to], adverts[to],
-                                            options().path, windows));
+      path_to_.try_emplace(
+          to, propose_path(ranks[rank_], ranks[to], adverts[to], options().path, windows));
     }
     for (const Region& region : program.receives) {
       const auto from = static_cast<std::size_t>(region.from.rank);
-      path_from_.try_emplace(from, propose_path(ranks[from], ranks[rank_], adverts[rank_],
-                                                options().path, windows));
+      path_from_.try_emplace(
+          from, propose_path(ranks[from], ranks[rank_], adverts[rank_], options().path, windows));
     }
     bool window = false;
     bool wire = false;
     for (const std::string& text : agree("nccl paths", attempt([&] {
-           return std::string(uses(Path::window) ? "w" : "-") + (uses(Path::wire) ? "w" : "-");
-         }), deadline)) {
+                                           return std::string(uses(Path::window) ? "w" : "-") +
+                                                  (uses(Path::wire) ? "w" : "-");
+                                         }),
+                                         deadline)) {
       window = window || text[0] == 'w';
       wire = wire || text[1] == 'w';
     }
@@ -515,7 +517,8 @@ class NcclSession final : public Session {
     }
   }
 
-  /// Maps what the paths promise. A pair that cannot be mapped after all goes by wire, on both sides.
+  /// Maps what the paths promise. A pair that cannot be mapped after all goes by wire, on both
+  /// sides.
   void map_peers(const std::vector<Advert>& adverts, Deadline deadline) {
     const auto& ranks = connection_->ranks;
     const auto same_process = [&](std::size_t other) {
@@ -674,7 +677,8 @@ class NcclSession final : public Session {
     staging.address = reinterpret_cast<std::uint64_t>(staging_memory_.data());
 
     EngineModel model = options().engine;
-    if (options().graph == GraphChoice::on) {  // nodes of a graph cost an engine more than copies of a batch
+    if (options().graph ==
+        GraphChoice::on) {  // nodes of a graph cost an engine more than copies of a batch
       model.min_bytes = std::max<std::uint64_t>(model.min_bytes, 16 << 20);
       model.gap_bytes = std::max<std::uint64_t>(model.gap_bytes, 1'200'000);
       model.alone_bytes = std::max<std::uint64_t>(model.alone_bytes, 128 << 20);
@@ -781,18 +785,17 @@ class NcclSession final : public Session {
     device_gates_ = reinterpret_cast<const Gate*>(base + gates_at);
     device_signals_ = reinterpret_cast<const Signal*>(base + signals_at);
     abort_count_ = static_cast<std::uint32_t>(marks.size());
-    abort_words_ = marks.empty()
-                       ? nullptr
-                       : reinterpret_cast<const std::uint64_t* const*>(base + marks_at);
+    abort_words_ =
+        marks.empty() ? nullptr : reinterpret_cast<const std::uint64_t* const*>(base + marks_at);
     control_.head = reinterpret_cast<ControlHead*>(control_memory_->data());
     control_.flags =
         reinterpret_cast<volatile std::uint64_t*>(control_memory_->data() + sizeof(ControlHead));
     control_.host = words_.get();
     control_.stride = stride_;
     const std::uint64_t first_round = 1;
-    check(cudaMemcpy(&control_.head->round, &first_round, sizeof first_round,
-                     cudaMemcpyHostToDevice),
-          "set up the control block");
+    check(
+        cudaMemcpy(&control_.head->round, &first_round, sizeof first_round, cudaMemcpyHostToDevice),
+        "set up the control block");
     figures_.device_bytes = control_bytes_ + bytes + staging_memory_.bytes() +
                             scratch_memory_->bytes() + mirror_memory_->bytes();
     figures_.table_bytes = bytes;
@@ -1071,7 +1074,8 @@ class NcclSession final : public Session {
       }
     }
     drain();
-    throw TransportError(code, "nccl: " + text + (late ? "; ranks missing: " : "; ranks not done: ") +
+    throw TransportError(code, "nccl: " + text +
+                                   (late ? "; ranks missing: " : "; ranks not done: ") +
                                    (missing.empty() ? "none known" : missing));
   }
 
@@ -1079,8 +1083,8 @@ class NcclSession final : public Session {
   std::string missing_ranks() {
     std::vector<std::uint64_t> flags(2 * world_);
     if (cudaMemcpyAsync(flags.data(), const_cast<const std::uint64_t*>(control_.flags),
-                        flags.size() * sizeof flags[0], cudaMemcpyDeviceToHost, side_) !=
-            cudaSuccess ||
+                        flags.size() * sizeof flags[0], cudaMemcpyDeviceToHost,
+                        side_) != cudaSuccess ||
         cudaStreamSynchronize(side_) != cudaSuccess) {
       return "";
     }
@@ -1100,7 +1104,7 @@ class NcclSession final : public Session {
   /// True when this rank's own work has ended.
   bool drain() noexcept {
     const auto until = Clock::now() + kDrainPatience;
-    const Stream* const streams[] = {&main_,      &side_,           engine_.get(),
+    const Stream* const streams[] = {&main_,      &side_,          engine_.get(),
                                      pack_.get(), exchange_.get(), unpack_.get()};
     for (const Stream* stream : streams) {
       while (stream != nullptr && cudaStreamQuery(*stream) == cudaErrorNotReady) {

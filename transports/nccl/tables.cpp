@@ -56,7 +56,8 @@ std::uint64_t magnitude(std::int64_t step) {
   return step < 0 ? 0 - bits : bits;
 }
 
-/// Segments that a row of @p bytes can touch when it may start anywhere a multiple of @p step apart.
+/// Segments that a row of @p bytes can touch when it may start anywhere a multiple of @p step
+/// apart.
 std::uint64_t segments_of(std::uint64_t destination, std::uint64_t bytes, std::uint64_t steps) {
   if (steps % kSegment == 0) {
     return (destination % kSegment + bytes + kSegment - 1) / kSegment;
@@ -118,9 +119,9 @@ namespace {
 /// Bytes of a region that is one run on both sides without a cast; otherwise nothing.
 std::optional<std::uint64_t> run_bytes(const Placed& region) {
   const StridedCopy& copy = region.copy;
-  const bool plain = copy.source_dtype == copy.destination_dtype &&
-                     (copy.extents.empty() ||
-                      (copy.extents.size() == 1 && row_dimensions(copy) == 1));
+  const bool plain =
+      copy.source_dtype == copy.destination_dtype &&
+      (copy.extents.empty() || (copy.extents.size() == 1 && row_dimensions(copy) == 1));
   return plain ? std::optional(region.bytes()) : std::nullopt;
 }
 
@@ -267,9 +268,9 @@ Division divide(std::vector<Placed> regions, const EngineModel& model) {
       candidates.push_back({*copy, i});
     }
   }
-  std::stable_sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
-    return a.copy.bytes() > b.copy.bytes();
-  });
+  std::stable_sort(
+      candidates.begin(), candidates.end(),
+      [](const Candidate& a, const Candidate& b) { return a.copy.bytes() > b.copy.bytes(); });
   Division division;
   std::vector<bool> taken(regions.size(), false);
   for (const Candidate& candidate : candidates) {

@@ -3,7 +3,8 @@
 #pragma once
 
 /// @file
-/// Turns regions between addresses into work for copy engines and for the list kernel. No CUDA here.
+/// Turns regions between addresses into work for copy engines and for the list kernel. No CUDA
+/// here.
 
 #include <cstdint>
 #include <span>

@@ -83,12 +83,12 @@ class NcclTransport final : public Transport {
     const cudaError_t result = cudaGetDeviceCount(&count);
     if (result != cudaSuccess || count == 0) {
       cudaGetLastError();
-      throw TransportError(Errc::unavailable,
-                           std::string("transport 'nccl' needs a CUDA device and this machine "
-                                       "has none that works (") +
-                               cudaGetErrorString(result == cudaSuccess ? cudaErrorNoDevice
-                                                                        : result) +
-                               "), expected a GPU with its driver; without one take 'loopback'");
+      throw TransportError(
+          Errc::unavailable,
+          std::string("transport 'nccl' needs a CUDA device and this machine "
+                      "has none that works (") +
+              cudaGetErrorString(result == cudaSuccess ? cudaErrorNoDevice : result) +
+              "), expected a GPU with its driver; without one take 'loopback'");
     }
     const int device = connection_->options.device;
     if (device >= count) {
@@ -118,11 +118,11 @@ class NcclTransport final : public Transport {
 }  // namespace
 
 void add_transport_nccl(Registries& registries) {
-  registries.transports.add("nccl", "one CUDA device a rank, over NVLink, IPC and NCCL",
-                            [](const TransportContext& context) {
-                              return std::make_unique<NcclTransport>(
-                                  NcclOptions::parse(context.options));
-                            });
+  registries.transports.add(
+      "nccl", "one CUDA device a rank, over NVLink, IPC and NCCL",
+      [](const TransportContext& context) {
+        return std::make_unique<NcclTransport>(NcclOptions::parse(context.options));
+      });
 }
 
 }  // namespace m2n

@@ -167,8 +167,8 @@ std::vector<WireStep> compile_wire(std::span<const PairRegions> sends,
     }
     for (std::size_t s = 0; s < cut_steps.size(); ++s) {
       const PairStep& step = cut_steps[s];
-      const std::uint64_t chunk = staging.address + (s % 2) * staging.slot_bytes +
-                                  pair_index * aligned(limits.chunk_bytes);
+      const std::uint64_t chunk =
+          staging.address + (s % 2) * staging.slot_bytes + pair_index * aligned(limits.chunk_bytes);
       std::vector<Message>& messages = sending ? steps[s].sends : steps[s].receives;
       if (step.staged_bytes > 0) {
         messages.push_back({pair.peer, chunk, step.staged_bytes});

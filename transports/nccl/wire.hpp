@@ -17,9 +17,9 @@
 namespace m2n::nccl {
 
 struct WireLimits {
-  std::uint64_t chunk_bytes = 32 << 20;    ///< Staged bytes of a pair in one step.
-  std::uint64_t direct_bytes = 4 << 20;    ///< From here on a contiguous region is not staged.
-  std::uint64_t step_bytes = 1ULL << 30;   ///< Unstaged bytes of a pair in one step.
+  std::uint64_t chunk_bytes = 32 << 20;   ///< Staged bytes of a pair in one step.
+  std::uint64_t direct_bytes = 4 << 20;   ///< From here on a contiguous region is not staged.
+  std::uint64_t step_bytes = 1ULL << 30;  ///< Unstaged bytes of a pair in one step.
 
   friend auto operator<=>(const WireLimits&, const WireLimits&) = default;
 };
