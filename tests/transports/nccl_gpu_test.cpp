@@ -579,7 +579,7 @@ BOOST_AUTO_TEST_CASE(casts_have_the_bits_of_the_host_for_every_half_and_every_bi
     }
     Bytes wanted(count * bytes_of(to));
     cast_elements(from, source.data(), to, wanted.data(), count);
-    for (const std::uint64_t shift : {0, 6}) {
+    for (const std::uint64_t shift : {0U, 6U}) {
       const OnDevice device_source(source, shift);
       const OnDevice device_target(Bytes(wanted.size()), shift);
       runner.run({{{{static_cast<Index>(count)}, {1}, {1}, from, to},

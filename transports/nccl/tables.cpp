@@ -288,7 +288,7 @@ Division divide(std::vector<Placed> regions, const EngineModel& model) {
   }
   for (std::size_t i = 0; i < regions.size(); ++i) {
     if (!taken[i]) {
-      division.list.push_back(std::move(regions[i]));
+      division.list.push_back(regions[i]);
     }
   }
   return division;

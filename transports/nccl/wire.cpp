@@ -26,7 +26,7 @@ void cut(Part part, std::uint64_t limit, std::vector<Part>& out) {
     return;
   }
   if (part.bytes <= limit || part.copy.extents.empty()) {
-    out.push_back(std::move(part));
+    out.push_back(part);
     return;
   }
   const Index outer = part.copy.extents[0];
@@ -43,9 +43,9 @@ void cut(Part part, std::uint64_t limit, std::vector<Part>& out) {
     piece.bytes = slice * static_cast<std::uint64_t>(count);
     if (count == 1) {
       piece.copy = simplify(piece.copy);
-      cut(std::move(piece), limit, out);
+      cut(piece, limit, out);
     } else {
-      out.push_back(std::move(piece));
+      out.push_back(piece);
     }
   }
 }
@@ -140,7 +140,7 @@ std::vector<PairStep> cut_pair(std::span<const StridedCopy> regions, const WireL
       part.staging_offset = staged.used();
       staged.add(length);
       step.staged_bytes = staged.used();
-      step.staged.push_back(std::move(part));
+      step.staged.push_back(part);
     }
   }
   return steps;
