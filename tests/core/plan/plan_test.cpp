@@ -215,6 +215,47 @@ BOOST_AUTO_TEST_CASE(a_column_cut_is_described_by_strides) {  // A42
   BOOST_TEST(region.bytes == 32U);
 }
 
+BOOST_AUTO_TEST_CASE(replicas_offer_but_each_byte_is_written_once) {  // A45
+  // Four data-parallel copies of (8,4) to three engines of TP 2.
+  const auto copies = layout({8, 4}, {4}, {0, 1, 2, 3}, {Placement::replicate()});
+  const auto engines =
+      layout({8, 4}, {3, 2}, {4, 5, 6, 7, 8, 9}, {Placement::replicate(), Placement::shard(0)});
+  const Problem problem = Problem::make({{"w", {8, 4}, {copies, {"w"}}, {engines, {"w"}}, false}});
+  const Registries registries = builtin_registries();
+  for (const char* name : {"direct", "balanced"}) {
+    const Plan plan =
+        registries.planners.create(name, {})->plan(problem, Topology::single_island(10));
+    check_plan(plan, problem);
+    const PlanSummary summary = summarize(plan, problem);
+    BOOST_TEST(summary.bytes == 3U * 8U * 4U * 4U);
+    for (std::size_t rank = 4; rank < 10; ++rank) {
+      BOOST_TEST(summary.ingress_bytes[rank] == 4U * 4U * 4U);
+    }
+    if (std::string(name) == "direct") {
+      BOOST_TEST(summary.regions == 6U);  // two an engine
+    } else {
+      BOOST_TEST(summary.max_egress_bytes() == 3U * 8U * 4U * 4U / 4U);  // spread over the copies
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_transposed_source_is_decided_by_its_strides_not_its_shape) {  // A38, A40
+  // A square router stored transposed, to rows over two workers.
+  const auto stored = std::make_shared<const Layout>(
+      Layout::explicit_pieces({4, 4}, DType::f32, {}, {{0, {{{0, 0}, {4, 4}}, {0, 0, {1, 4}}}}}));
+  const auto rows = layout({4, 4}, {2}, {1, 2}, {Placement::shard(0)});
+  const Problem problem = Problem::make({{"w", {4, 4}, {stored, {"w"}}, {rows, {"w"}}, false}});
+  const Plan plan =
+      builtin_registries().planners.create("direct", {})->plan(problem, Topology::single_island(3));
+  const Program program = make_program(plan, problem, 2);
+  BOOST_TEST_REQUIRE(program.receives.size() == 1U);
+  const Region& region = program.receives[0];
+  BOOST_TEST(region.from.offset_bytes == 8U);  // row 2 is column 2 of what is stored
+  BOOST_TEST(region.copy.extents == (Dims{2, 4}));
+  BOOST_TEST(region.copy.source_strides == (Strides{1, 4}));
+  BOOST_TEST(region.copy.destination_strides == (Strides{4, 1}));
+}
+
 BOOST_AUTO_TEST_CASE(neighbours_on_both_sides_become_one_region) {
   // Two experts, one after the other in a fused buffer on either side.
   const auto at = [](Rank rank, std::uint64_t offset) {
