@@ -293,7 +293,7 @@ class Generator {
         continue;
       }
       (parameters_[i].*side).layout = table_.intern(Layout::sharded(
-          parameters_[i].shape, dtype_of(i), Mesh({1}, {ranks.front()}), {Placement::replicate()}));
+          parameters_[i].shape, dtype_of(i), Mesh({1}, ranks.front()), {Placement::replicate()}));
       (parameters_[i].*side).buffers = {parameters_[i].name};
       place_compact(
           places, i, dtype_of(i),

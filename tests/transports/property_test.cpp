@@ -31,6 +31,8 @@ constexpr Rank kRanks = 8;
 constexpr std::chrono::seconds kDeadline{60};
 constexpr std::byte kUntouched{0xCD};
 
+std::size_t slot(Rank rank) { return static_cast<std::size_t>(rank); }
+
 /// Memory of one rank, by buffer number.
 struct RankMemory {
   std::vector<std::vector<std::byte>> source;
@@ -93,14 +95,14 @@ class Lane {
     check_plan(plan, problem);
     std::vector<RankMemory> memory(kRanks);
     for (Rank rank = 0; rank < kRanks; ++rank) {
-      memory[rank].source = allocate(problem, Role::source, rank);
-      memory[rank].destination = allocate(problem, Role::destination, rank);
+      memory[slot(rank)].source = allocate(problem, Role::source, rank);
+      memory[slot(rank)].destination = allocate(problem, Role::destination, rank);
     }
     for (const auto& [key, places] : placed.truth.source) {
       const std::size_t buffer = number_of(problem.buffers(Role::source), key.second);
       for (const Place& place : places) {
         const DType dtype = problem.parameters()[place.parameter].source_dtype();
-        write_bits(memory[key.first].source[buffer].data() + place.offset_bytes, dtype,
+        write_bits(memory[slot(key.first)].source[buffer].data() + place.offset_bytes, dtype,
                    testing::test_bits(dtype, place.parameter, place.flat));
       }
     }
@@ -118,11 +120,12 @@ class Lane {
         try {
           const auto transport = registries_.transports.create("loopback", {});
           const Deadline deadline = deadline_in(kDeadline);
-          transport->connect(*groups_[rank], deadline);
+          transport->connect(*groups_[slot(rank)], deadline);
           Program program = make_program(plan, problem, rank);
           program.world_size = kRanks;
           const auto session = transport->prepare(
-              program, {lend(memory[rank].source), lend(memory[rank].destination)}, deadline);
+              program, {lend(memory[slot(rank)].source), lend(memory[slot(rank)].destination)},
+              deadline);
           session->start(1, deadline);
           session->wait(deadline);
         } catch (...) {
@@ -144,22 +147,22 @@ class Lane {
     const Problem& problem = placed.problem;
     std::vector<RankMemory> expected(kRanks);
     for (Rank rank = 0; rank < kRanks; ++rank) {
-      expected[rank].destination = allocate(problem, Role::destination, rank);
+      expected[slot(rank)].destination = allocate(problem, Role::destination, rank);
     }
     for (const auto& [key, places] : placed.truth.destination) {
       const std::size_t buffer = number_of(problem.buffers(Role::destination), key.second);
       for (const Place& place : places) {
         const Parameter& parameter = problem.parameters()[place.parameter];
         write_bits(
-            expected[key.first].destination[buffer].data() + place.offset_bytes,
+            expected[slot(key.first)].destination[buffer].data() + place.offset_bytes,
             parameter.destination_dtype(),
             cast_bits(parameter.source_dtype(), parameter.destination_dtype(),
                       testing::test_bits(parameter.source_dtype(), place.parameter, place.flat)));
       }
     }
     for (Rank rank = 0; rank < kRanks; ++rank) {
-      for (std::size_t buffer = 0; buffer < memory[rank].destination.size(); ++buffer) {
-        if (memory[rank].destination[buffer] != expected[rank].destination[buffer]) {
+      for (std::size_t buffer = 0; buffer < memory[slot(rank)].destination.size(); ++buffer) {
+        if (memory[slot(rank)].destination[buffer] != expected[slot(rank)].destination[buffer]) {
           return "rank " + std::to_string(rank) + ", buffer '" +
                  problem.buffers(Role::destination).names[buffer] + "' differs";
         }
