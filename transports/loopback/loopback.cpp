@@ -117,10 +117,28 @@ class SharedRound {
     changed_.notify_all();
   }
 
-  /// The next task of a stage, or nothing. Counters are reset by the last rank to leave a stage.
+  /// The next task of a stage, or nothing when there is none left or the round has ended. Each one
+  /// is handed back by done().
   const Task* take(std::size_t stage) {
-    const std::size_t at = stages[stage].next.fetch_add(1, std::memory_order_relaxed);
-    return at < stages[stage].tasks.size() ? &stages[stage].tasks[at] : nullptr;
+    busy_.fetch_add(1);
+    if (!aborted_) {
+      const std::size_t at = stages[stage].next.fetch_add(1, std::memory_order_relaxed);
+      if (at < stages[stage].tasks.size()) {
+        return &stages[stage].tasks[at];
+      }
+    }
+    busy_.fetch_sub(1);
+    return nullptr;
+  }
+  void done() { busy_.fetch_sub(1); }
+
+  /// Ends the round, and returns when no rank touches anybody's memory any more: at most one task
+  /// a rank is under way.
+  void abort_and_drain() noexcept {
+    abort();
+    while (busy_ != 0) {
+      std::this_thread::yield();
+    }
   }
 
   struct Stage {
@@ -147,7 +165,8 @@ class SharedRound {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::uint64_t> arrivals_;  // steps reached, by rank
-  bool aborted_ = false;
+  std::atomic<bool> aborted_ = false;
+  std::atomic<std::size_t> busy_ = 0;  // tasks taken and not done
 };
 
 class LoopbackSession final : public Session {
@@ -171,9 +190,10 @@ class LoopbackSession final : public Session {
     }
   }
 
+  /// The caller may free its buffers afterwards, also in the middle of a round.
   ~LoopbackSession() override {
     if (running_) {
-      shared_->abort();
+      shared_->abort_and_drain();
     }
   }
 
@@ -191,6 +211,7 @@ class LoopbackSession final : public Session {
     for (std::size_t stage = 0; stage < shared_->stages.size(); ++stage) {
       while (const Task* task = shared_->take(stage)) {
         copy_region(task->copy, task->source, task->destination, bypass_cache);
+        shared_->done();
       }
       shared_->arrive(rank_);
       ++step_;
