@@ -169,6 +169,12 @@ class SharedRound {
   std::atomic<std::size_t> busy_ = 0;  // tasks taken and not done
 };
 
+/// Hands a task back, however it ends.
+struct TaskEnd {
+  SharedRound& shared;
+  ~TaskEnd() { shared.done(); }
+};
+
 class LoopbackSession final : public Session {
  public:
   LoopbackSession(std::shared_ptr<SharedRound> shared, const Program& program)
@@ -210,8 +216,8 @@ class LoopbackSession final : public Session {
     const bool bypass_cache = shared_->bytes >= kBypassBytes;
     for (std::size_t stage = 0; stage < shared_->stages.size(); ++stage) {
       while (const Task* task = shared_->take(stage)) {
+        const TaskEnd end{*shared_};
         copy_region(task->copy, task->source, task->destination, bypass_cache);
-        shared_->done();
       }
       shared_->arrive(rank_);
       ++step_;
