@@ -34,6 +34,9 @@ struct RoundReport {
   std::vector<PeerTraffic> peers;  ///< By peer; pairs without bytes are left out.
 };
 
+/// What a round of @p program moves, all by one @p path; no version and no time yet.
+RoundReport expected_report(const Program& program, std::string_view path);
+
 /// A program and buffers, compiled once, run round after round.
 ///
 /// - Collective: every rank of the group runs the same rounds in the same order.

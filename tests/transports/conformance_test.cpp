@@ -311,6 +311,32 @@ BOOST_DATA_TEST_CASE(abort_ends_the_round_for_all, bdata::make(kTransports), nam
   check_fault(name, Fault::aborts, Errc::peer_lost);
 }
 
+/// A world of one rank, which never has to wait for another: it must notice all the same.
+BOOST_DATA_TEST_CASE(an_aborted_round_never_passes_for_a_complete_one, bdata::make(kTransports),
+                     name) {
+  const auto here = std::make_shared<const Layout>(
+      Layout::sharded({64}, DType::i64, Mesh({1}, 0), {Placement::replicate()}));
+  Case c{Problem::make({{"w", {64}, {here, {"w"}}, {here, {"w"}}, false}}), {}};
+  const Registries registries = builtin_registries();
+  c.plan = registries.planners.create("direct", {})->plan(c.problem, Topology::single_island(1));
+  none_failed(run_ranks(1, [&](Group& group) {
+    const auto transport = make(name);
+    transport->connect(group, deadline_in(kLong));
+    Memory memory(c, 0);
+    memory.fill(0, 1);
+    const auto session =
+        transport->prepare(make_program(c.plan, c.problem, 0), memory.lend(), deadline_in(kLong));
+    session->start(1, deadline_in(kLong));
+    session->abort();
+    try {
+      session->wait(deadline_in(kLong));
+    } catch (const TransportError&) {
+      return;
+    }
+    require(memory.holds(1), "a round without its bytes was reported as complete");
+  }));
+}
+
 BOOST_DATA_TEST_CASE(prepare_before_connect_is_refused, bdata::make(kTransports), name) {
   const Case c = Case::make(4);
   Memory memory(c, 0);

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
-#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -96,12 +95,17 @@ class SharedRound {
   void wait_all(std::uint64_t step, const std::string& phase, Deadline deadline) {
     std::unique_lock lock(mutex_);
     const auto late = [&](std::uint64_t arrival) { return arrival < step; };
-    while (std::any_of(arrivals_.begin(), arrivals_.end(), late)) {
+    while (true) {
+      // Also when everyone is here: after an abort tasks are left undone, and the round must not
+      // pass for complete.
       if (aborted_) {
         throw TransportError(Errc::peer_lost, "loopback: a rank gave up in " + phase +
                                                   "; ranks not there yet: " + missing(step));
       }
-      if (changed_.wait_until(lock, deadline) == std::cv_status::timeout &&
+      if (std::none_of(arrivals_.begin(), arrivals_.end(), late)) {
+        return;
+      }
+      if (changed_.wait_until(lock, deadline) == std::cv_status::timeout && !aborted_ &&
           std::any_of(arrivals_.begin(), arrivals_.end(), late)) {
         aborted_ = true;
         changed_.notify_all();
@@ -159,7 +163,7 @@ class SharedRound {
         text += (text.empty() ? "" : ", ") + std::to_string(rank);
       }
     }
-    return text;
+    return text.empty() ? "none" : text;
   }
 
   std::mutex mutex_;
@@ -178,23 +182,9 @@ struct TaskEnd {
 class LoopbackSession final : public Session {
  public:
   LoopbackSession(std::shared_ptr<SharedRound> shared, const Program& program)
-      : shared_(std::move(shared)), rank_(program.rank) {
-    std::map<Rank, PeerTraffic> peers;
-    for (const Region& region : program.sends) {
-      peers[region.to.rank].sent_bytes += region.bytes;
-    }
-    for (const Region& region : program.receives) {
-      peers[region.from.rank].received_bytes += region.bytes;
-    }
-    for (auto& [peer, traffic] : peers) {
-      traffic.peer = peer;
-      traffic.path = "memory";
-      report_.peers.push_back(traffic);
-    }
-    for (const Region& region : program.copies) {
-      report_.copied_bytes += region.bytes;
-    }
-  }
+      : shared_(std::move(shared)),
+        rank_(program.rank),
+        report_(expected_report(program, "memory")) {}
 
   /// The caller may free its buffers afterwards, also in the middle of a round.
   ~LoopbackSession() override {

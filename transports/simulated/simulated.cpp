@@ -131,22 +131,8 @@ std::vector<SimMessage> all_messages(const std::vector<std::string>& of_ranks) {
 
 class SimulatedSession final : public Session {
  public:
-  SimulatedSession(const Program& program, double seconds) {
-    std::map<Rank, PeerTraffic> peers;
-    for (const Region& region : program.sends) {
-      peers[region.to.rank].sent_bytes += region.bytes;
-    }
-    for (const Region& region : program.receives) {
-      peers[region.from.rank].received_bytes += region.bytes;
-    }
-    for (auto& [peer, traffic] : peers) {
-      traffic.peer = peer;
-      traffic.path = "simulated";
-      report_.peers.push_back(traffic);
-    }
-    for (const Region& region : program.copies) {
-      report_.copied_bytes += region.bytes;
-    }
+  SimulatedSession(const Program& program, double seconds)
+      : report_(expected_report(program, "simulated")) {
     report_.seconds = seconds;
   }
 
