@@ -27,7 +27,19 @@ class Hdf5Values : public TensorValues {
     const std::string side = choice(options, "side", {"destination", "source"});
     verify_ = choice(options, "verify", {"yes", "no"}) == "yes";
 
-    for (DumpShard& shard : dump_.shards(side == "source" ? Role::source : Role::destination)) {
+    std::vector<DumpShard> all = dump_.shards(side == "source" ? Role::source : Role::destination);
+    // A tensor that this side had no use for has shards without elements: there are no values of
+    // it.
+    std::unordered_set<std::string> held;
+    for (const DumpShard& shard : all) {
+      if (!shard.compact.pieces.empty() || element_count(shard.shape) == 0) {
+        held.insert(shard.name);
+      }
+    }
+    for (DumpShard& shard : all) {
+      if (!held.contains(shard.name)) {
+        continue;
+      }
       const auto [entry, is_new] = by_name_.try_emplace(shard.name, catalogue_.size());
       if (is_new) {
         catalogue_.push_back({shard.name, shard.dtype, shard.shape});

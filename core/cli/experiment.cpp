@@ -40,6 +40,9 @@ Options* plugin_section(Experiment& experiment, std::string_view section) {
   if (section == "planner") {
     return &experiment.planner_options;
   }
+  if (section == "values") {
+    return &experiment.values_options;
+  }
   return section == "transport" ? &experiment.transport_options : nullptr;
 }
 
@@ -144,8 +147,8 @@ po::options_description experiment_flags(Experiment& e) {
           "source.ranks", number(e.source_ranks), "number of trainer ranks")(
           "source.values", text(e.values), "where values come from: safetensors, synthetic, hdf5")(
           "source.path", path(),
-          "file or folder of the values; other source.* keys go to the source")(
-          "sink.kind", text(e.sink_kind), "where workers want weights (also --sink)")(
+          "file or folder of the values (their options are values.*); other source.* keys go to "
+          "the source")("sink.kind", text(e.sink_kind), "where workers want weights (also --sink)")(
           "sink.workers", number(e.sink_workers), "number of inference ranks")(
           "sink.tensor_parallel", number(e.tensor_parallel),
           "tensor-parallel size; 0: all workers; other sink.* keys go to the sink")(

@@ -33,6 +33,7 @@ struct Experiment {
   Rank source_ranks = 1;
   std::string values = "synthetic";
   std::filesystem::path values_path;
+  Options values_options;
   Options source;
 
   std::string sink_kind = "inplace";

@@ -65,11 +65,7 @@ void Job::build_from_problem() {
         {Mode::direct, parameter.destination, parameter.cast, "declared by the problem file"});
   }
   experiment_.source_kind = "declared";
-  Options options;
-  if (!experiment_.values_path.empty()) {
-    options["path"] = experiment_.values_path.string();
-  }
-  values_ = registries_.values.create(experiment_.values, {options, catalogue});
+  values_ = make_values(std::move(catalogue));
   source_ranks_ = problem_->world_size();
   if (experiment_.sink_kind == "inplace" || problem_->destination_ranks().empty()) {
     resolutions_ = declared_sink_;
@@ -95,11 +91,7 @@ void Job::build_from_model() {
     model_options["config"] = read_text_file(experiment_.model_config);
   }
   const auto family = registries_.models.create(experiment_.model_family, {model_options});
-  Options value_options;
-  if (!experiment_.values_path.empty()) {
-    value_options["path"] = experiment_.values_path.string();
-  }
-  values_ = registries_.values.create(experiment_.values, {value_options, family->catalogue()});
+  values_ = make_values(family->catalogue());
 
   const Index tensor_parallel =
       experiment_.tensor_parallel == 0 ? experiment_.sink_workers : experiment_.tensor_parallel;
@@ -128,6 +120,14 @@ void Job::resolve_models() {
 
 std::unique_ptr<Planner> Job::make_planner() const {
   return registries_.planners.create(experiment_.planner, {experiment_.planner_options});
+}
+
+std::unique_ptr<TensorValues> Job::make_values(Catalogue made_up) const {
+  Options options = experiment_.values_options;
+  if (!experiment_.values_path.empty()) {
+    options["path"] = experiment_.values_path.string();
+  }
+  return registries_.values.create(experiment_.values, {options, std::move(made_up)});
 }
 
 std::unique_ptr<WeightSource> Job::make_source(Rank rank) const {

@@ -372,6 +372,49 @@ BOOST_AUTO_TEST_CASE(every_source_and_sink_runs_a_model) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(a_dump_gives_the_values_of_another_run) {
+  const TemporaryFolder folder;
+  folder.write("first.ini", bert("[source]\nkind = fsdp\nranks = 3\n[sink]\nworkers = 2\n"));
+  BOOST_TEST_REQUIRE(m2n(folder, {"run", "first.ini", "--dump", "d.h5"}).status == 0);
+  for (const char* side : {"source", "destination"}) {
+    folder.write("second.ini", bert("[source]\nkind = fsdp\nversion = 1\nranks = 2\nvalues = hdf5\n"
+                                    "path = d.h5\n[values]\nside = " +
+                                    std::string(side) + "\n[sink]\nkind = load_weights\n"));
+    const Outcome outcome = m2n(folder, {"run", "second.ini", "--json", "--dump", "e.h5"});
+    BOOST_TEST_REQUIRE(outcome.status == 0, outcome.err);
+    BOOST_TEST(json::parse(outcome.out).at("verified").as_bool());
+    // The oracle read the dump too: compare with what made it.
+    const DumpReader dump(folder.path() / "e.h5");
+    for (const DumpShard& shard : dump.shards(Role::destination)) {
+      std::vector<float> values(static_cast<std::size_t>(element_count(shard.shape)));
+      dump.read(shard, reinterpret_cast<std::byte*>(values.data()));
+      std::vector<float> expected(values.size());
+      fill_synthetic(shard.shape, Box::whole(shard.shape), DType::f32, synthetic_seed(shard.name),
+                     reinterpret_cast<std::byte*>(expected.data()), row_major(shard.shape));
+      BOOST_TEST((values == expected), shard.name);
+    }
+  }
+  BOOST_TEST(m2n(folder, {"run", "second.ini", "--values.side", "left"}).status == 2);
+}
+
+BOOST_AUTO_TEST_CASE(a_dump_has_no_values_of_what_nobody_took) {
+  const TemporaryFolder folder;
+  const std::string w = problem(kHere, kThere);
+  std::string both = w;
+  both.insert(both.rfind("]}"), R"(, {"name": "v", "dtype": "f32", "shape": [4, 6], "source": )" +
+                                    kHere + R"(, "destination": {"pieces": {"2": []}}})");
+  folder.write("w.json", w);
+  folder.write("both.json", both);
+  BOOST_TEST_REQUIRE(m2n(folder, {"run", "both.json", "--dump", "d.h5"}).status == 0);
+  const auto again = [&](const char* file) {
+    return m2n(folder, {"run", file, "--source.values", "hdf5", "--source.path", "d.h5"});
+  };
+  BOOST_TEST(again("w.json").status == 0);
+  const Outcome outcome = again("both.json");
+  BOOST_TEST(outcome.status == 1);
+  BOOST_TEST(outcome.err.find("'v'") != std::string::npos, outcome.err);
+}
+
 BOOST_AUTO_TEST_CASE(the_hdf5_sink_leaves_a_complete_dump_a_worker) {
   const TemporaryFolder folder;
   folder.write("p.json", kProblem);
