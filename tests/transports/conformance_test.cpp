@@ -153,6 +153,53 @@ BOOST_DATA_TEST_CASE(rounds_move_what_the_source_holds_now, bdata::make(kTranspo
   }
 }
 
+/// Regions of many rows, larger than what a transport moves at a time: rows to columns, and a
+/// transposed source.
+BOOST_DATA_TEST_CASE(large_strided_regions_arrive_element_by_element, bdata::make(kTransports),
+                     name) {
+  constexpr Index kRows = 3001;
+  constexpr Index kColumns = 1003;
+  const Shape shape{kRows, kColumns};
+  const auto rows = std::make_shared<const Layout>(
+      Layout::sharded(shape, DType::i64, Mesh({2}, 0), {Placement::shard(0)}));
+  const auto transposed = std::make_shared<const Layout>(Layout::explicit_pieces(
+      shape, DType::i64, {0, 1}, {{0, {{{0, 0}, shape}, {0, 0, {1, kRows}}}}}));
+  const auto columns = std::make_shared<const Layout>(
+      Layout::sharded(shape, DType::i64, Mesh({2}, 1), {Placement::shard(1)}));
+  const Registries registries = builtin_registries();
+  for (const auto& source : {rows, transposed}) {
+    Case c{Problem::make({{"w", shape, {source, {"w"}}, {columns, {"w"}}, false}}), {}};
+    c.plan = registries.planners.create("direct", {})->plan(c.problem, Topology::single_island(3));
+    none_failed(run_ranks(3, [&](Group& group) {
+      const auto transport = make(name);
+      transport->connect(group, deadline_in(kLong));
+      Memory memory(c, group.rank());
+      const auto each = [](const Layout& layout, Rank rank, const auto& visit) {
+        for (const RankPiece& entry : layout.pieces_of(rank)) {
+          const auto& [box, view] = entry.piece;
+          for (Index i = box.lo[0]; i < box.hi[0]; ++i) {
+            for (Index j = box.lo[1]; j < box.hi[1]; ++j) {
+              visit(static_cast<std::size_t>((i - box.lo[0]) * view.strides[0] +
+                                             (j - box.lo[1]) * view.strides[1]),
+                    i * kColumns + j);
+            }
+          }
+        }
+      };
+      each(*source, group.rank(), [&](std::size_t at, Index value) { memory.source[at] = value; });
+      const auto session = transport->prepare(make_program(c.plan, c.problem, group.rank()),
+                                              memory.lend(), deadline_in(kLong));
+      session->start(1, deadline_in(kLong));
+      session->wait(deadline_in(kLong));
+      bool right = true;
+      each(*columns, group.rank(),
+           [&](std::size_t at, Index value) { right = right && memory.destination[at] == value; });
+      require(right, "an element is in another's place");
+      group.barrier("checked", deadline_in(kLong));
+    }));
+  }
+}
+
 BOOST_DATA_TEST_CASE(reports_count_bytes_by_peer_once, bdata::make(kTransports), name) {
   const Case c = Case::make(10);  // 5 elements of 8 bytes a source rank
   none_failed(run_ranks(3, [&](Group& group) {
