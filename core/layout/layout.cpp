@@ -293,6 +293,7 @@ void Layout::finish() {
   for (const Rank rank : ranks_) {
     print.add(static_cast<std::uint64_t>(rank));
   }
+  piece_ranks_.clear();
   piece_ranks_.reserve(pieces_.size());
   for (const RankPiece& entry : pieces_) {
     piece_ranks_.push_back(entry.rank);

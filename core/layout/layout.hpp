@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -82,6 +83,9 @@ class Layout {
 
   /// Canonical JSON: keys sorted, no blanks. Meshes stay meshes; anything else becomes pieces.
   std::string canonical_json() const;
+  /// The layout whose canonical_json() is @p json. @param where  Names the text in errors.
+  /// @throws Error{bad_argument} with the place in the text, for whatever the makers above refuse.
+  static Layout from_json(std::string_view json, const std::string& where);
   /// Equal for equal layouts; for hash tables, not for security.
   std::uint64_t fingerprint() const noexcept { return fingerprint_; }
 

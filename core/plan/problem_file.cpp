@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <boost/json.hpp>
-#include <charconv>
 #include <fstream>
 #include <initializer_list>
 #include <map>
@@ -12,6 +11,7 @@
 
 #include "core/error.hpp"
 #include "core/io/json_reader.hpp"
+#include "core/layout/layout_json.hpp"
 #include "core/plan/problem.hpp"
 
 namespace m2n {
@@ -26,62 +26,16 @@ struct FileTensor {
 };
 using FileTensors = std::map<std::string, FileTensor, std::less<>>;
 
-Dims dims_of(const JsonReader& value) {
-  Dims dims;
-  for (const JsonReader& entry : value.items()) {
-    if (dims.size() == kMaxRank) {
-      value.fail("has more than " + std::to_string(kMaxRank) + " numbers");
-    }
-    dims.push_back(entry.integer());
-  }
-  return dims;
-}
-
-Shape shape_of(const JsonReader& value) {
-  const Shape shape = dims_of(value);
-  for (const Index extent : shape) {
-    if (extent < 0) {
-      value.fail("has a negative extent; extents are 0 or more");
-    }
-  }
-  return shape;
-}
-
-Rank rank_of(const JsonReader& value) { return value.integer_in<Rank>(); }
-
-std::vector<Rank> ranks_of(const JsonReader& value) {
-  std::vector<Rank> ranks;
-  for (const JsonReader& entry : value.items()) {
-    ranks.push_back(rank_of(entry));
-  }
-  return ranks;
-}
-
-Mesh mesh_of(const JsonReader& value) {
-  value.allow_keys({"dims", "start", "ranks"});
-  const Dims dims = dims_of(value.at("dims"));
-  const auto start = value.find("start");
-  const auto ranks = value.find("ranks");
-  if (start.has_value() == ranks.has_value()) {
-    value.fail("needs either 'start' or 'ranks'");
-  }
-  return start ? Mesh(dims, rank_of(*start)) : Mesh(dims, ranks_of(*ranks));
-}
-
 Layout sharded_of(const JsonReader& value, const FileTensor& tensor) {
-  const Mesh mesh = mesh_of(value.at("mesh"));
-  std::vector<Placement> placements;
-  for (const JsonReader& entry : value.at("placements").items()) {
-    placements.push_back(placement_from_string(entry.string(), tensor.shape.size()));
-  }
-  return Layout::sharded(tensor.shape, tensor.dtype, mesh, placements);
+  return Layout::sharded(tensor.shape, tensor.dtype, layout_json::mesh(value.at("mesh")),
+                         layout_json::placements(value.at("placements"), tensor.shape.size()));
 }
 
 /// @return the layout, and the name of the unit's flat buffer.
 std::pair<Layout, std::string> flat_of(const JsonReader& value, const std::string& name,
                                        const FileTensor& tensor, const FileTensors& tensors) {
   value.allow_keys({"unit", "ranks", "align_elements"});
-  const std::vector<Rank> ranks = ranks_of(value.at("ranks"));
+  const std::vector<Rank> ranks = layout_json::ranks(value.at("ranks"));
   const auto align = value.find("align_elements");
   const Index align_elements = align ? align->integer() : 0;
   if (align_elements < 0) {
@@ -127,23 +81,11 @@ Layout pieces_of(const JsonReader& value, const std::string& name, const FileTen
   std::vector<Rank> ranks;
   std::vector<RankPiece> pieces;
   for (const auto& [key, list] : value.members()) {
-    Rank rank = 0;
-    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), rank);
-    if (error != std::errc{} || end != key.data() + key.size() || rank < 0) {
-      value.fail("has the key '" + key + "'; keys are ranks");
-    }
+    const Rank rank = layout_json::rank_of_key(value, key);
     ranks.push_back(rank);
     for (const JsonReader& entry : list.items()) {
       entry.allow_keys({"box", "buffer", "offset_bytes", "strides"});
-      RankPiece held{rank, {}};
-      for (const JsonReader& range : entry.at("box").items()) {
-        const std::vector<JsonReader> ends = range.items();
-        if (ends.size() != 2 || held.piece.box.rank() == kMaxRank) {
-          range.fail("must be [begin, end], one a dimension of the tensor");
-        }
-        held.piece.box.lo.push_back(ends[0].integer());
-        held.piece.box.hi.push_back(ends[1].integer());
-      }
+      RankPiece held{rank, {layout_json::box(entry.at("box")), {}}};
       const auto buffer = entry.find("buffer");
       const std::string buffer_name(buffer ? buffer->string() : name);
       const auto slot = std::find(buffers.begin(), buffers.end(), buffer_name);
@@ -155,7 +97,8 @@ Layout pieces_of(const JsonReader& value, const std::string& name, const FileTen
         held.piece.view.offset_bytes = offset->integer_in<std::uint64_t>();
       }
       const auto strides = entry.find("strides");
-      held.piece.view.strides = strides ? dims_of(*strides) : row_major(held.piece.box.extents());
+      held.piece.view.strides =
+          strides ? layout_json::dims(*strides) : row_major(held.piece.box.extents());
       pieces.push_back(held);
     }
   }
@@ -204,7 +147,7 @@ Problem Problem::parse(std::string_view text, const std::string& where) {
     const std::string name(entry.at("name").string());
     const DType dtype = entry.at("dtype").context<DType>(
         [](const JsonReader& value) { return dtype_from_string(value.string()); });
-    if (!tensors.emplace(name, FileTensor{dtype, shape_of(entry.at("shape"))}).second) {
+    if (!tensors.emplace(name, FileTensor{dtype, layout_json::shape(entry.at("shape"))}).second) {
       entry.fail("declares parameter '" + name + "' a second time; names must be unique");
     }
   }
