@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 /// @file
-/// Two figures of the spine, each beside its limit: moving 2 GiB over loopback against a plain
-/// parallel memcpy of the same bytes in the same run, and planning Llama-3.1-8B from 8 to 4 ranks.
+/// Figures of the spine, each beside its limit: moving 2 GiB over loopback, straight between
+/// threads and through the shared memory of processes, against a plain parallel memcpy of the same
+/// bytes in the same run, and planning Llama-3.1-8B from 8 to 4 ranks.
 
 #include <algorithm>
 #include <chrono>
@@ -16,6 +17,7 @@
 
 #include "core/api/builtin.hpp"
 #include "core/rendezvous/thread_group.hpp"
+#include "tests/support/ranks.hpp"
 
 namespace m2n {
 namespace {
@@ -71,7 +73,8 @@ Problem matrices() {
   return Problem::make(std::move(parameters));
 }
 
-void bench_loopback() {
+/// @param between  What the ranks pass for.
+void bench_loopback(const char* between, std::vector<std::unique_ptr<Group>> groups) {
   const Problem problem = matrices();
   const Registries registries = builtin_registries();
   const Plan plan = registries.planners.create("direct", {})
@@ -128,7 +131,6 @@ void bench_loopback() {
 
   std::vector<double> copied;
   std::vector<double> moved;
-  auto groups = make_thread_groups(problem.world_size());
   std::vector<std::thread> threads;
   for (Rank rank = 0; rank < problem.world_size(); ++rank) {
     threads.emplace_back([&, rank] {
@@ -160,8 +162,10 @@ void bench_loopback() {
   const double limit = static_cast<double>(bytes) / median(copied) * 1e-9;
   const double rate = static_cast<double>(bytes) / median(moved) * 1e-9;
   std::printf(
-      "loopback   FSDP2 x %d to TP%d, %.2f GiB: %.2f GB/s; parallel memcpy %.2f GB/s; ratio %.2f\n",
-      kTrainers, kWorkers, static_cast<double>(bytes) / (1 << 30), rate, limit, rate / limit);
+      "loopback   between %s, FSDP2 x %d to TP%d, %.2f GiB: %.2f GB/s; parallel memcpy %.2f GB/s; "
+      "ratio %.2f\n",
+      between, kTrainers, kWorkers, static_cast<double>(bytes) / (1 << 30), rate, limit,
+      rate / limit);
 }
 
 /// Llama-3.1-8B: FSDP2 over 8 trainers to TP over 4 workers, through the source, model and sink.
@@ -216,7 +220,9 @@ void bench_planning() {
 int main() {
   try {
     m2n::bench_planning();
-    m2n::bench_loopback();
+    const m2n::Rank ranks = m2n::kTrainers + m2n::kWorkers;
+    m2n::bench_loopback("threads", m2n::make_thread_groups(ranks));
+    m2n::bench_loopback("processes", m2n::testing::make_groups_apart(ranks));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "bench: %s\n", error.what());
     return 1;

@@ -2,140 +2,52 @@
 // SPDX-License-Identifier: Apache-2.0
 
 /// @file
-/// Each sentence of core/api/transport.hpp, for every transport that moves bytes between threads.
+/// Each sentence of core/api/transport.hpp, for every transport that moves bytes, between threads
+/// and between processes.
 
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
 #include <chrono>
-#include <cstdlib>
-#include <cstring>
-#include <functional>
-#include <mutex>
-#include <numeric>
-#include <optional>
 #include <thread>
 
 #include "core/api/builtin.hpp"
-#include "core/rendezvous/thread_group.hpp"
+#include "tests/transports/subjects.hpp"
 
 namespace m2n {
 namespace {
 
 namespace bdata = boost::unit_test::data;
 using std::chrono::milliseconds;
+using testing::Case;
+using testing::make;
+using testing::Memory;
+using testing::none_failed;
+using testing::require;
+using testing::Subject;
 
-/// M2N_TEST_TRANSPORT names one that needs a device of its own, e.g. "nccl".
-std::vector<std::string> transports_to_test() {
-  const char* const given = std::getenv("M2N_TEST_TRANSPORT");  // NOLINT(concurrency-mt-unsafe)
-  return {given != nullptr ? given : "loopback"};
-}
-const std::vector<std::string> kTransports = transports_to_test();
+const std::vector<Subject> kSubjects = testing::subjects();
 
 constexpr milliseconds kLong{30'000};
 constexpr milliseconds kShort{200};
 
-/// Runs @p body once a rank, each in its own thread; returns what each rank threw.
-std::vector<std::string> run_ranks(Rank count, const std::function<void(Group&)>& body) {
-  std::vector<std::unique_ptr<Group>> groups = make_thread_groups(count);
-  std::vector<std::string> failures(static_cast<std::size_t>(count));
-  std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < groups.size(); ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        body(*groups[rank]);
-      } catch (const std::exception& error) {
-        failures[rank] = error.what();
-      }
-      groups[rank].reset();
-    });
-  }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
-  return failures;
-}
-
-/// A 1-D i64 parameter, sharded over ranks 0 and 1, to rank 2 (all of it) and rank 1 (all of it).
-struct Case {
-  Problem problem;
-  Plan plan;
-
-  static Case make(Index elements) {
-    const auto sharded = std::make_shared<const Layout>(
-        Layout::sharded({elements}, DType::i64, Mesh({2}, 0), {Placement::shard(0)}));
-    const auto whole = std::make_shared<const Layout>(
-        Layout::sharded({elements}, DType::i64, Mesh({2}, 1), {Placement::replicate()}));
-    Problem problem = Problem::make({{"w", {elements}, {sharded, {"w"}}, {whole, {"w"}}, false}});
-    const Registries registries = builtin_registries();
-    Plan plan = registries.planners.create("direct", {})->plan(problem, Topology::single_island(3));
-    return {std::move(problem), std::move(plan)};
-  }
-};
-
-/// One rank's memory for a Case.
-struct Memory {
-  std::vector<std::int64_t> source;
-  std::vector<std::int64_t> destination;
-
-  Memory(const Case& c, Rank rank)
-      : source(c.problem.buffer_bytes(Role::source, rank)[0] / 8),
-        destination(c.problem.buffer_bytes(Role::destination, rank)[0] / 8, -1) {}
-
-  void fill(Index begin, std::int64_t version) {
-    std::iota(source.begin(), source.end(), version * 1'000'000 + begin);
-  }
-
-  Buffers lend() {
-    const auto buffer = [](std::vector<std::int64_t>& values) {
-      return LocalBuffer{reinterpret_cast<std::byte*>(values.data()), values.size() * 8,
-                         MemorySpace::host, 0};
-    };
-    return {{buffer(source)}, {buffer(destination)}};
-  }
-
-  bool holds(std::int64_t version) const {
-    for (std::size_t i = 0; i < destination.size(); ++i) {
-      if (destination[i] != version * 1'000'000 + static_cast<std::int64_t>(i)) {
-        return false;
-      }
-    }
-    return true;
-  }
-};
-
-std::unique_ptr<Transport> make(const std::string& name) {
-  return builtin_registries().transports.create(name, {});
-}
-
-void require(bool ok, const std::string& what) {
-  if (!ok) {
-    throw std::runtime_error(what);
-  }
-}
-
-void none_failed(const std::vector<std::string>& failures) {
-  for (std::size_t rank = 0; rank < failures.size(); ++rank) {
-    BOOST_TEST(failures[rank].empty(), "rank " << rank << ": " << failures[rank]);
-  }
-}
-
 BOOST_AUTO_TEST_SUITE(transports)
 BOOST_AUTO_TEST_SUITE(conformance)
 
-BOOST_DATA_TEST_CASE(reports_the_name_it_was_made_by, bdata::make(kTransports), name) {
-  BOOST_TEST(make(name)->name() == name);
+BOOST_DATA_TEST_CASE(reports_the_name_it_was_made_by, bdata::make(kSubjects), subject) {
+  BOOST_TEST(make(subject)->name() == subject.name);
 }
 
-BOOST_DATA_TEST_CASE(refuses_options_that_it_does_not_know, bdata::make(kTransports), name) {
-  BOOST_CHECK_THROW(builtin_registries().transports.create(name, {{{"speed", "9"}}}), Error);
+BOOST_DATA_TEST_CASE(refuses_options_that_it_does_not_know, bdata::make(kSubjects), subject) {
+  BOOST_CHECK_THROW(builtin_registries().transports.create(subject.name, {{{"speed", "9"}}}),
+                    Error);
 }
 
-BOOST_DATA_TEST_CASE(rounds_move_what_the_source_holds_now, bdata::make(kTransports), name) {
+BOOST_DATA_TEST_CASE(rounds_move_what_the_source_holds_now, bdata::make(kSubjects), subject) {
   for (const Index elements : {Index{0}, Index{1}, Index{7}, Index{1'000'003}}) {
     const Case c = Case::make(elements);
-    none_failed(run_ranks(3, [&](Group& group) {
-      const auto transport = make(name);
+    none_failed(testing::run_ranks(subject.world, 3, [&](Group& group) {
+      const auto transport = make(subject);
       transport->connect(group, deadline_in(kLong));
       Memory memory(c, group.rank());
       const auto session = transport->prepare(make_program(c.plan, c.problem, group.rank()),
@@ -155,8 +67,8 @@ BOOST_DATA_TEST_CASE(rounds_move_what_the_source_holds_now, bdata::make(kTranspo
 
 /// Regions of many rows, larger than what a transport moves at a time: rows to columns, and a
 /// transposed source.
-BOOST_DATA_TEST_CASE(large_strided_regions_arrive_element_by_element, bdata::make(kTransports),
-                     name) {
+BOOST_DATA_TEST_CASE(large_strided_regions_arrive_element_by_element, bdata::make(kSubjects),
+                     subject) {
   constexpr Index kRows = 3001;
   constexpr Index kColumns = 1003;
   const Shape shape{kRows, kColumns};
@@ -170,8 +82,8 @@ BOOST_DATA_TEST_CASE(large_strided_regions_arrive_element_by_element, bdata::mak
   for (const auto& source : {rows, transposed}) {
     Case c{Problem::make({{"w", shape, {source, {"w"}}, {columns, {"w"}}, false}}), {}};
     c.plan = registries.planners.create("direct", {})->plan(c.problem, Topology::single_island(3));
-    none_failed(run_ranks(3, [&](Group& group) {
-      const auto transport = make(name);
+    none_failed(testing::run_ranks(subject.world, 3, [&](Group& group) {
+      const auto transport = make(subject);
       transport->connect(group, deadline_in(kLong));
       Memory memory(c, group.rank());
       const auto each = [](const Layout& layout, Rank rank, const auto& visit) {
@@ -200,10 +112,10 @@ BOOST_DATA_TEST_CASE(large_strided_regions_arrive_element_by_element, bdata::mak
   }
 }
 
-BOOST_DATA_TEST_CASE(reports_count_bytes_by_peer_once, bdata::make(kTransports), name) {
+BOOST_DATA_TEST_CASE(reports_count_bytes_by_peer_once, bdata::make(kSubjects), subject) {
   const Case c = Case::make(10);  // 5 elements of 8 bytes a source rank
-  none_failed(run_ranks(3, [&](Group& group) {
-    const auto transport = make(name);
+  none_failed(testing::run_ranks(subject.world, 3, [&](Group& group) {
+    const auto transport = make(subject);
     transport->connect(group, deadline_in(kLong));
     Memory memory(c, group.rank());
     const auto session = transport->prepare(make_program(c.plan, c.problem, group.rank()),
@@ -230,11 +142,11 @@ BOOST_DATA_TEST_CASE(reports_count_bytes_by_peer_once, bdata::make(kTransports),
 }
 
 BOOST_DATA_TEST_CASE(two_sessions_of_one_transport_do_not_disturb_each_other,
-                     bdata::make(kTransports), name) {
+                     bdata::make(kSubjects), subject) {
   const Case small = Case::make(9);
   const Case large = Case::make(100'000);
-  none_failed(run_ranks(3, [&](Group& group) {
-    const auto transport = make(name);
+  none_failed(testing::run_ranks(subject.world, 3, [&](Group& group) {
+    const auto transport = make(subject);
     transport->connect(group, deadline_in(kLong));
     Memory a(small, group.rank());
     Memory b(large, group.rank());
@@ -252,7 +164,7 @@ BOOST_DATA_TEST_CASE(two_sessions_of_one_transport_do_not_disturb_each_other,
   }));
 }
 
-BOOST_DATA_TEST_CASE(relays_pass_on_only_what_has_arrived, bdata::make(kTransports), name) {
+BOOST_DATA_TEST_CASE(relays_pass_on_only_what_has_arrived, bdata::make(kSubjects), subject) {
   // 0 holds all; 1 and 2 need all; 2 gets it from 1, chunk by chunk.
   constexpr Index kElements = 3'000'000;
   const auto one = std::make_shared<const Layout>(
@@ -272,8 +184,8 @@ BOOST_DATA_TEST_CASE(relays_pass_on_only_what_has_arrived, bdata::make(kTranspor
   builder.assign(0, builder.add(std::move(pattern)));
   c.plan = std::move(builder).finish();
   check_plan(c.plan, c.problem);
-  none_failed(run_ranks(3, [&](Group& group) {
-    const auto transport = make(name);
+  none_failed(testing::run_ranks(subject.world, 3, [&](Group& group) {
+    const auto transport = make(subject);
     transport->connect(group, deadline_in(kLong));
     Memory memory(c, group.rank());
     memory.fill(0, 3);
@@ -287,30 +199,28 @@ BOOST_DATA_TEST_CASE(relays_pass_on_only_what_has_arrived, bdata::make(kTranspor
   }));
 }
 
-BOOST_DATA_TEST_CASE(a_rank_that_never_connects_is_named, bdata::make(kTransports), name) {
-  const auto failures = run_ranks(3, [&](Group& group) {
+BOOST_DATA_TEST_CASE(a_rank_that_never_connects_is_named, bdata::make(kSubjects), subject) {
+  const auto ends = testing::run_ranks(subject.world, 3, [&](Group& group) {
     if (group.rank() == 1) {
       std::this_thread::sleep_for(2 * kShort);
       return;
     }
-    make(name)->connect(group, deadline_in(kShort));
+    make(subject)->connect(group, deadline_in(kShort));
   });
   for (const std::size_t rank : {std::size_t{0}, std::size_t{2}}) {
-    BOOST_TEST(failures[rank].find("connect") != std::string::npos, failures[rank]);
-    BOOST_TEST(failures[rank].find('1') != std::string::npos, failures[rank]);
+    BOOST_TEST(ends[rank].failure.find("connect") != std::string::npos, ends[rank].failure);
+    BOOST_TEST(ends[rank].failure.find('1') != std::string::npos, ends[rank].failure);
   }
 }
 
 /// What rank 1 does instead of its part of the round.
 enum class Fault { stalls, leaves, aborts };
 
-void check_fault(const std::string& name, Fault fault, Errc expected) {
+void check_fault(const Subject& subject, Fault fault, Errc expected) {
   const Case c = Case::make(64);
-  std::mutex mutex;
-  std::vector<std::optional<Errc>> codes(3);
   const auto start = std::chrono::steady_clock::now();
-  const auto failures = run_ranks(3, [&](Group& group) {
-    const auto transport = make(name);
+  const auto ends = testing::run_ranks(subject.world, 3, [&](Group& group) {
+    const auto transport = make(subject);
     transport->connect(group, deadline_in(kLong));
     Memory memory(c, group.rank());
     auto session = transport->prepare(make_program(c.plan, c.problem, group.rank()), memory.lend(),
@@ -326,48 +236,44 @@ void check_fault(const std::string& name, Fault fault, Errc expected) {
       }
       return;
     }
-    try {
-      session->start(1, deadline_in(kShort));
-      session->wait(deadline_in(kShort));
-    } catch (const Error& error) {
-      const std::lock_guard lock(mutex);
-      codes[static_cast<std::size_t>(group.rank())] = error.code();
-      throw;
-    }
+    session->start(1, deadline_in(kShort));
+    session->wait(deadline_in(kShort));
   });
   BOOST_TEST((std::chrono::steady_clock::now() - start < 20 * kShort));
-  BOOST_TEST(failures[1].empty(), failures[1]);
+  BOOST_TEST(ends[1].failure.empty(), ends[1].failure);
   for (const std::size_t rank : {std::size_t{0}, std::size_t{2}}) {
-    BOOST_TEST_REQUIRE(codes[rank].has_value(), "rank " << rank << " noticed nothing");
-    BOOST_TEST((*codes[rank] == expected || *codes[rank] == Errc::peer_lost), failures[rank]);
-    BOOST_TEST(failures[rank].find("rank") != std::string::npos, failures[rank]);
+    BOOST_TEST_REQUIRE(ends[rank].code.has_value(),
+                       "rank " << rank << " noticed nothing: " << ends[rank].failure);
+    BOOST_TEST((*ends[rank].code == expected || *ends[rank].code == Errc::peer_lost),
+               ends[rank].failure);
+    BOOST_TEST(ends[rank].failure.find("rank") != std::string::npos, ends[rank].failure);
   }
 }
 
-BOOST_DATA_TEST_CASE(a_rank_that_stalls_in_a_round_is_named_by_the_deadline,
-                     bdata::make(kTransports), name) {
-  check_fault(name, Fault::stalls, Errc::timed_out);
+BOOST_DATA_TEST_CASE(a_rank_that_stalls_in_a_round_is_named_by_the_deadline, bdata::make(kSubjects),
+                     subject) {
+  check_fault(subject, Fault::stalls, Errc::timed_out);
 }
 
-BOOST_DATA_TEST_CASE(a_rank_that_leaves_in_a_round_ends_it_for_all, bdata::make(kTransports),
-                     name) {
-  check_fault(name, Fault::leaves, Errc::peer_lost);
+BOOST_DATA_TEST_CASE(a_rank_that_leaves_in_a_round_ends_it_for_all, bdata::make(kSubjects),
+                     subject) {
+  check_fault(subject, Fault::leaves, Errc::peer_lost);
 }
 
-BOOST_DATA_TEST_CASE(abort_ends_the_round_for_all, bdata::make(kTransports), name) {
-  check_fault(name, Fault::aborts, Errc::peer_lost);
+BOOST_DATA_TEST_CASE(abort_ends_the_round_for_all, bdata::make(kSubjects), subject) {
+  check_fault(subject, Fault::aborts, Errc::peer_lost);
 }
 
 /// A world of one rank, which never has to wait for another: it must notice all the same.
-BOOST_DATA_TEST_CASE(an_aborted_round_never_passes_for_a_complete_one, bdata::make(kTransports),
-                     name) {
+BOOST_DATA_TEST_CASE(an_aborted_round_never_passes_for_a_complete_one, bdata::make(kSubjects),
+                     subject) {
   const auto here = std::make_shared<const Layout>(
       Layout::sharded({64}, DType::i64, Mesh({1}, 0), {Placement::replicate()}));
   Case c{Problem::make({{"w", {64}, {here, {"w"}}, {here, {"w"}}, false}}), {}};
   const Registries registries = builtin_registries();
   c.plan = registries.planners.create("direct", {})->plan(c.problem, Topology::single_island(1));
-  none_failed(run_ranks(1, [&](Group& group) {
-    const auto transport = make(name);
+  none_failed(testing::run_ranks(subject.world, 1, [&](Group& group) {
+    const auto transport = make(subject);
     transport->connect(group, deadline_in(kLong));
     Memory memory(c, 0);
     memory.fill(0, 1);
@@ -384,12 +290,12 @@ BOOST_DATA_TEST_CASE(an_aborted_round_never_passes_for_a_complete_one, bdata::ma
   }));
 }
 
-BOOST_DATA_TEST_CASE(prepare_before_connect_is_refused, bdata::make(kTransports), name) {
+BOOST_DATA_TEST_CASE(prepare_before_connect_is_refused, bdata::make(kSubjects), subject) {
   const Case c = Case::make(4);
   Memory memory(c, 0);
-  BOOST_CHECK_THROW(
-      make(name)->prepare(make_program(c.plan, c.problem, 0), memory.lend(), deadline_in(kShort)),
-      Error);
+  BOOST_CHECK_THROW(make(subject)->prepare(make_program(c.plan, c.problem, 0), memory.lend(),
+                                           deadline_in(kShort)),
+                    Error);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -20,6 +20,7 @@
 #include "core/rendezvous/thread_group.hpp"
 #include "core/tensor/cast.hpp"
 #include "tests/support/placed_problem.hpp"
+#include "tests/support/ranks.hpp"
 
 namespace m2n {
 namespace {
@@ -85,7 +86,10 @@ std::size_t number_of(const BufferTable& table, const std::string& name) {
 /// One world of rank threads that outlives many problems.
 class Lane {
  public:
-  Lane() : groups_(make_thread_groups(kRanks)), registries_(builtin_registries()) {}
+  Lane(std::vector<std::unique_ptr<Group>> groups, std::string transport)
+      : groups_(std::move(groups)),
+        transport_(std::move(transport)),
+        registries_(builtin_registries()) {}
 
   /// Moves with @p planner. @return what is wrong, or nothing.
   std::string check(const PlacedProblem& placed, const std::string& planner) {
@@ -118,7 +122,7 @@ class Lane {
     for (Rank rank = 0; rank < kRanks; ++rank) {
       threads.emplace_back([&, rank] {
         try {
-          const auto transport = registries_.transports.create("loopback", {});
+          const auto transport = registries_.transports.create(transport_, {});
           const Deadline deadline = deadline_in(kDeadline);
           transport->connect(*groups_[slot(rank)], deadline);
           Program program = make_program(plan, problem, rank);
@@ -172,6 +176,7 @@ class Lane {
   }
 
   std::vector<std::unique_ptr<Group>> groups_;
+  std::string transport_;
   Registries registries_;
 };
 
@@ -180,12 +185,12 @@ std::uint64_t case_count() {
   return given != nullptr ? std::strtoull(given, nullptr, 10) : 20'000;
 }
 
-BOOST_AUTO_TEST_SUITE(transports)
-BOOST_AUTO_TEST_SUITE(property)
+using MakeGroups = std::vector<std::unique_ptr<Group>> (*)(Rank);
 
-BOOST_AUTO_TEST_CASE(every_random_problem_arrives_element_by_element) {
+/// @p cases random problems through @p transport, in as many worlds as there are processors.
+void check_random_problems(std::uint64_t cases, const std::string& transport,
+                           MakeGroups make_groups) {
   const std::uint64_t seed = testing::test_seed();
-  const std::uint64_t cases = case_count();
   std::vector<std::string> planners;
   const Registries registries = builtin_registries();
   for (const auto& entry : registries.planners.entries()) {
@@ -198,7 +203,7 @@ BOOST_AUTO_TEST_CASE(every_random_problem_arrives_element_by_element) {
   std::vector<std::thread> lanes;
   for (unsigned lane = 0; lane < std::max(2U, std::thread::hardware_concurrency()); ++lane) {
     lanes.emplace_back([&] {
-      Lane world;
+      Lane world(make_groups(kRanks), transport);
       for (std::uint64_t i = next++; i < cases; i = next++) {
         std::string wrong;
         const std::string& planner = planners[i % planners.size()];
@@ -225,7 +230,19 @@ BOOST_AUTO_TEST_CASE(every_random_problem_arrives_element_by_element) {
   }
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  std::cout << cases << " problems in " << seconds << " s\n";
+  std::cout << cases << " problems over " << transport << " in " << seconds << " s\n";
+}
+
+BOOST_AUTO_TEST_SUITE(transports)
+BOOST_AUTO_TEST_SUITE(property)
+
+BOOST_AUTO_TEST_CASE(every_random_problem_arrives_element_by_element) {
+  check_random_problems(case_count(), "loopback", make_thread_groups);
+}
+
+/// The path between processes, in threads: what arrives does not depend on the difference.
+BOOST_AUTO_TEST_CASE(every_random_problem_arrives_through_shared_memory) {
+  check_random_problems(case_count() / 10, "loopback", testing::make_groups_apart);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -16,46 +16,6 @@ constexpr std::uint64_t kPartsPerChunk = 8;
 
 std::uint64_t aligned(std::uint64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
-std::uint64_t bytes_of_copy(const StridedCopy& copy) {
-  return static_cast<std::uint64_t>(element_count(copy.extents)) * copy.destination_item_bytes();
-}
-
-/// Cuts @p part along its outer dimension until no part has more than @p limit bytes.
-void cut(Part part, std::uint64_t limit, std::vector<Part>& out) {
-  if (part.bytes == 0) {
-    return;
-  }
-  if (part.bytes <= limit || part.copy.extents.empty()) {
-    out.push_back(part);
-    return;
-  }
-  const Index outer = part.copy.extents[0];
-  const std::uint64_t slice = part.bytes / static_cast<std::uint64_t>(outer);
-  const Index step = std::max<Index>(1, static_cast<Index>(limit / slice));
-  const auto source_item = static_cast<Index>(part.copy.source_item_bytes());
-  const auto item = static_cast<Index>(part.copy.destination_item_bytes());
-  for (Index begin = 0; begin < outer; begin += step) {
-    Part piece = part;
-    const Index count = std::min(step, outer - begin);
-    piece.copy.extents[0] = count;
-    piece.source_offset += begin * part.copy.source_strides[0] * source_item;
-    piece.destination_offset += begin * part.copy.destination_strides[0] * item;
-    piece.bytes = slice * static_cast<std::uint64_t>(count);
-    if (count == 1) {
-      piece.copy = simplify(piece.copy);
-      cut(piece, limit, out);
-    } else {
-      out.push_back(piece);
-    }
-  }
-}
-
-bool is_run(const StridedCopy& copy) {
-  return copy.source_dtype == copy.destination_dtype &&
-         (copy.extents.empty() || (copy.extents.size() == 1 && copy.source_strides[0] == 1 &&
-                                   copy.destination_strides[0] == 1));
-}
-
 /// Fills step after step with messages of one kind.
 class Filler {
  public:
@@ -82,19 +42,6 @@ class Filler {
   std::size_t at_ = 0;
   std::uint64_t used_ = 0;
 };
-
-/// Row-major strides of the packed form of a part.
-StridedCopy packed_at_destination(const StridedCopy& copy) {
-  StridedCopy pack = copy;
-  pack.destination_strides = row_major(copy.extents);
-  return simplify(pack);
-}
-StridedCopy packed_at_source(const StridedCopy& copy) {
-  StridedCopy unpack = copy;
-  unpack.source_strides = row_major(copy.extents);
-  unpack.source_dtype = copy.destination_dtype;
-  return simplify(unpack);
-}
 
 std::uint64_t moved(std::uint64_t address, std::int64_t offset) {
   return address + static_cast<std::uint64_t>(offset);

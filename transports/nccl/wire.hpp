@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/plan/plan.hpp"
+#include "transports/common/parts.hpp"
 #include "transports/nccl/tables.hpp"
 
 namespace m2n::nccl {
@@ -27,16 +28,6 @@ struct WireLimits {
 /// Chunk of every pair, when @p peers is the largest number of messages that a rank has under way
 /// in a step: two steps share @p staging_bytes.
 std::uint64_t chunk_bytes_for(std::uint64_t staging_bytes, std::uint64_t peers);
-
-/// A part of a region: its first element lies so many bytes from the region's, on either side.
-struct Part {
-  std::size_t region = 0;
-  StridedCopy copy;
-  std::int64_t source_offset = 0;
-  std::int64_t destination_offset = 0;
-  std::uint64_t staging_offset = 0;  ///< In the chunk; without meaning for unstaged parts.
-  std::uint64_t bytes = 0;
-};
 
 /// What a pair moves in one step: one message for the staged parts, if any, then one a direct part.
 struct PairStep {

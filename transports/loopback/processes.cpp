@@ -1,0 +1,478 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#include "transports/loopback/processes.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <map>
+#include <optional>
+#include <random>
+#include <sstream>
+
+#include "core/error.hpp"
+#include "transports/common/parts.hpp"
+#include "transports/common/rank_memory.hpp"
+#include "transports/loopback/segment.hpp"
+#include "transports/loopback/world.hpp"
+
+namespace m2n::loopback {
+namespace {
+
+constexpr std::uint64_t kSlots = 4;
+constexpr std::uint64_t kLargestSlot = 256 << 10;  // stays in the second-level cache
+constexpr std::uint64_t kSmallestSlot = 4 << 10;
+constexpr std::uint64_t kRingBytes = 8 << 20;  // of a rank, as long as slots are not too small
+/// Rounds larger than any last-level cache are written past it: nobody reads the bytes soon.
+constexpr std::uint64_t kBypassBytes = 64 << 20;
+
+/// One ring from one rank to the owner of the segment. Counts only grow.
+struct alignas(64) Ring {
+  std::int64_t sender;
+  std::uint64_t offset_bytes;  // of its slots in the segment
+  std::array<std::uint64_t, kSlots> versions;
+  alignas(64) std::atomic<std::uint64_t> filled;
+  alignas(64) std::atomic<std::uint64_t> emptied;
+};
+
+/// What a rank's segment starts with; its rings follow.
+struct alignas(64) Head {
+  std::uint64_t cookie;
+  std::uint64_t slot_bytes;
+  std::uint64_t ring_count;
+  alignas(64) Doorbell bell;
+};
+
+/// The first pages of a rank's segment.
+class Front {
+ public:
+  Front() = default;
+  Front(const Descriptor& segment, std::uint64_t rings) : memory_(segment, 0, bytes(rings)) {}
+  static std::uint64_t bytes(std::uint64_t rings) {
+    return page_aligned(sizeof(Head) + rings * sizeof(Ring));
+  }
+  Head& head() const { return *reinterpret_cast<Head*>(memory_.data()); }
+  Ring& ring(std::uint64_t i) const {
+    return reinterpret_cast<Ring*>(memory_.data() + sizeof(Head))[i];
+  }
+
+ private:
+  Mapping memory_;
+};
+
+/// How to open a rank's segment.
+struct Address {
+  std::int64_t process = 0;
+  int segment = -1;
+  int world = -1;  ///< Of rank 0.
+  std::uint64_t cookie = 0;
+  std::uint64_t rings = 0;
+  std::string plan_digest;
+
+  std::string text() const {
+    std::ostringstream out;
+    out << process << ' ' << segment << ' ' << world << ' ' << cookie << ' ' << rings << ' '
+        << plan_digest;
+    return out.str();
+  }
+  static Address parse(const std::string& text) {
+    Address out;
+    std::istringstream in(text);
+    in >> out.process >> out.segment >> out.world >> out.cookie >> out.rings >> out.plan_digest;
+    return out;
+  }
+};
+
+/// A part that is copied between a view and a slot.
+struct Step {
+  StridedCopy copy;
+  std::byte* view;
+  std::uint64_t slot_offset;
+};
+
+/// One direction between this rank and a peer.
+struct Pair {
+  Rank peer = 0;
+  Mapping slots;
+  Ring* ring = nullptr;
+  Doorbell* bell = nullptr;  ///< The peer's.
+  std::uint64_t slot_bytes = 0;
+  std::vector<Step> steps;
+  std::vector<Chunk> chunks;
+  std::vector<std::size_t> stage_end;  ///< [stage] in chunks
+  std::uint64_t moved = 0;             ///< Chunks, over all rounds.
+  std::size_t next = 0;                ///< Chunk of this round.
+
+  std::byte* slot() const { return slots.data() + (moved % kSlots) * slot_bytes; }
+};
+
+/// Regions by peer, each in the order that both ranks share.
+std::map<Rank, std::vector<const Region*>> by_peer(const std::vector<Region>& regions,
+                                                   Rank Endpoint::*rank, Endpoint Region::*end) {
+  std::map<Rank, std::vector<const Region*>> out;
+  for (const Region& region : regions) {
+    if (region.bytes > 0) {
+      out[region.*end.*rank].push_back(&region);
+    }
+  }
+  return out;
+}
+
+/// Cuts @p regions, of one pair, into the chunks and steps of @p pair.
+void compile(const std::vector<const Region*>& regions, bool sending, std::uint32_t stage_count,
+             RankMemory& memory, Pair& pair) {
+  auto at = regions.begin();
+  for (std::uint32_t stage = 0; stage < stage_count; ++stage) {
+    std::vector<StridedCopy> copies;
+    std::vector<std::byte*> views;
+    for (; at != regions.end() && (*at)->stage == stage; ++at) {
+      copies.push_back((*at)->copy);
+      views.push_back(memory.address(sending ? (*at)->from : (*at)->to));
+    }
+    std::vector<Part> parts;
+    for (Chunk chunk : cut_into_chunks(copies, pair.slot_bytes, parts)) {
+      chunk.first += pair.steps.size();
+      pair.chunks.push_back(chunk);
+    }
+    for (const Part& part : parts) {
+      pair.steps.push_back(
+          {sending ? packed_at_destination(part.copy) : packed_at_source(part.copy),
+           views[part.region] + (sending ? part.source_offset : part.destination_offset),
+           part.staging_offset});
+    }
+    pair.stage_end.push_back(pair.chunks.size());
+  }
+}
+
+class ProcessSession final : public Session {
+ public:
+  ProcessSession(const Program& program, const Buffers& buffers)
+      : rank_(program.rank), report_(expected_report(program, "shared memory")) {
+    memory_.buffers = buffers;
+    memory_.scratch.resize(program.scratch_bytes);
+    copies_.resize(program.stage_count);
+    for (std::uint32_t stage = 0; stage < program.stage_count; ++stage) {
+      phases_.push_back("stage " + std::to_string(stage));
+    }
+    for (const Region& region : program.copies) {
+      copies_[region.stage].push_back(region);
+    }
+    for (const auto* regions : {&program.receives, &program.copies}) {
+      for (const Region& region : *regions) {
+        bytes_ += region.bytes;
+      }
+    }
+  }
+
+  /// Makes this rank's segment. @return how the others open it.
+  Address offer(const Program& program, Rank size) {
+    const auto receives = by_peer(program.receives, &Endpoint::rank, &Region::from);
+    const std::uint64_t rings = receives.size();
+    const std::uint64_t share = kRingBytes / kSlots / std::max<std::uint64_t>(1, rings);
+    const std::uint64_t slot_bytes =
+        std::clamp(share / kSmallestSlot * kSmallestSlot, kSmallestSlot, kLargestSlot);
+    const std::uint64_t ring_bytes = page_aligned(kSlots * slot_bytes);
+    segment_ = create_segment(Front::bytes(rings) + rings * ring_bytes);
+    front_ = Front(segment_, rings);
+    std::random_device random;
+    Address address{.process = ::getpid(),
+                    .segment = segment_.get(),
+                    .world = offer_world(size),
+                    .cookie = (std::uint64_t{random()} << 32) | random(),
+                    .rings = rings,
+                    .plan_digest = program.plan_digest};
+    front_.head().cookie = address.cookie;
+    front_.head().slot_bytes = slot_bytes;
+    front_.head().ring_count = rings;
+    std::uint64_t i = 0;
+    for (const auto& [peer, regions] : receives) {
+      Ring& ring = front_.ring(i);
+      ring.sender = peer;
+      ring.offset_bytes = Front::bytes(rings) + i * ring_bytes;
+      Pair pair;
+      pair.peer = peer;
+      pair.slots = Mapping(segment_, ring.offset_bytes, ring_bytes);
+      pair.ring = &ring;
+      pair.slot_bytes = slot_bytes;
+      compile(regions, false, program.stage_count, memory_, pair);
+      in_.push_back(std::move(pair));
+      ++i;
+    }
+    return address;
+  }
+
+  /// Opens what the others offered.
+  void open(const Program& program, const std::vector<Address>& all) {
+    for (std::size_t rank = 0; rank < all.size(); ++rank) {
+      if (all[rank].plan_digest != program.plan_digest) {
+        throw Error(Errc::bad_plan, "loopback: rank " + std::to_string(rank) +
+                                        " runs another plan than rank " + std::to_string(rank_) +
+                                        "; every rank must plan the same problem");
+      }
+    }
+    world_.emplace(open_segment(all[0].process, all[0].world), rank_,
+                   static_cast<Rank>(all.size()));
+    const auto sends = by_peer(program.sends, &Endpoint::rank, &Region::to);
+    for (Pair& pair : in_) {
+      if (!sends.contains(pair.peer)) {
+        open_front(pair.peer, all);
+      }
+    }
+    for (const auto& [peer, regions] : sends) {
+      const Descriptor segment = open_front(peer, all);
+      const Front& front = fronts_.at(peer);
+      Pair pair;
+      pair.peer = peer;
+      pair.slot_bytes = front.head().slot_bytes;
+      for (std::uint64_t i = 0; i < front.head().ring_count; ++i) {
+        if (front.ring(i).sender == rank_) {
+          pair.ring = &front.ring(i);
+        }
+      }
+      if (pair.ring == nullptr) {
+        throw Error(Errc::bad_plan, "loopback: rank " + std::to_string(peer) +
+                                        " awaits nothing from rank " + std::to_string(rank_) +
+                                        ", which has regions for it");
+      }
+      pair.slots =
+          Mapping(segment, pair.ring->offset_bytes, page_aligned(kSlots * pair.slot_bytes));
+      compile(regions, true, program.stage_count, memory_, pair);
+      out_.push_back(std::move(pair));
+    }
+    for (std::vector<Pair>* pairs : {&in_, &out_}) {
+      for (Pair& pair : *pairs) {
+        pair.bell = &fronts_.at(pair.peer).head().bell;
+      }
+    }
+    awaited_.reserve(in_.size() + out_.size());
+  }
+
+  /// Everyone has opened it.
+  void close_descriptors() {
+    segment_ = {};
+    world_segment_ = {};
+  }
+
+  ~ProcessSession() override {
+    if (running_) {
+      abort();
+    }
+  }
+
+  void start(std::uint64_t version, Deadline) override {
+    report_.version = version;
+    running_ = true;
+    started_ = std::chrono::steady_clock::now();
+    world_->begin_round(version);
+  }
+
+  RoundReport wait(Deadline deadline) override {
+    for (std::vector<Pair>* pairs : {&in_, &out_}) {
+      for (Pair& pair : *pairs) {
+        pair.next = 0;
+      }
+    }
+    for (std::size_t stage = 0; stage < copies_.size(); ++stage) {
+      run_stage(stage, deadline);
+    }
+    world_->end_round(deadline);
+    running_ = false;
+    report_.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
+    return report_;
+  }
+
+  void abort() noexcept override {
+    world_->fail(rank_, SharedWorld::Cause::gave_up);
+    for (const auto& [peer, front] : fronts_) {
+      front.head().bell.ring();
+    }
+    front_.head().bell.ring();
+  }
+
+ private:
+  int offer_world(Rank size) {
+    if (rank_ == 0) {
+      world_segment_ = create_segment(SharedWorld::segment_bytes(size));
+    }
+    return world_segment_.get();
+  }
+
+  Descriptor open_front(Rank peer, const std::vector<Address>& all) {
+    const Address& address = all[static_cast<std::size_t>(peer)];
+    Descriptor segment = open_segment(address.process, address.segment);
+    Front front(segment, address.rings);
+    if (front.head().cookie != address.cookie) {
+      throw TransportError(Errc::unavailable,
+                           "loopback: process " + std::to_string(address.process) +
+                               " of this machine is not rank " + std::to_string(peer));
+    }
+    fronts_.emplace(peer, std::move(front));
+    return segment;
+  }
+
+  /// Everything of a stage, in whatever order it can go. What a later stage sends from this rank
+  /// has landed here when this returns.
+  void run_stage(std::size_t stage, Deadline deadline) {
+    const bool bypass_cache = bytes_ >= kBypassBytes;
+    const std::string& phase = phases_[stage];
+    world_->check(phase);
+    for (const Region& region : copies_[stage]) {
+      copy_region(region.copy, memory_.address(region.from), memory_.address(region.to),
+                  bypass_cache);
+    }
+    while (true) {
+      const std::uint32_t seen = front_.head().bell.rings.load();
+      bool moved = false;
+      awaited_.clear();
+      for (Pair& pair : in_) {
+        moved = unpack(pair, stage, bypass_cache) || moved;
+      }
+      for (Pair& pair : out_) {
+        moved = pack(pair, stage) || moved;
+      }
+      if (awaited_.empty() && !moved) {
+        return;
+      }
+      if (moved) {
+        world_->beat();
+        world_->check(phase);
+      } else {
+        world_->wait(front_.head().bell, seen, phase, awaited_, deadline);
+      }
+    }
+  }
+
+  /// Fills one slot, if one is free. @return whether it did.
+  bool pack(Pair& pair, std::size_t stage) {
+    if (pair.next == pair.stage_end[stage]) {
+      return false;
+    }
+    if (pair.moved - pair.ring->emptied.load(std::memory_order_acquire) == kSlots) {
+      awaited_.push_back(pair.peer);
+      return false;
+    }
+    const Chunk& chunk = pair.chunks[pair.next];
+    for (std::size_t i = chunk.first; i < chunk.first + chunk.count; ++i) {
+      const Step& step = pair.steps[i];
+      copy_region(step.copy, step.view, pair.slot() + step.slot_offset);
+    }
+    pair.ring->versions[pair.moved % kSlots] = report_.version;
+    ++pair.next;
+    pair.ring->filled.store(++pair.moved, std::memory_order_release);
+    pair.bell->ring();
+    return true;
+  }
+
+  /// Empties one slot, if one is full. @return whether it did.
+  bool unpack(Pair& pair, std::size_t stage, bool bypass_cache) {
+    if (pair.next == pair.stage_end[stage]) {
+      return false;
+    }
+    if (pair.ring->filled.load(std::memory_order_acquire) == pair.moved) {
+      awaited_.push_back(pair.peer);
+      return false;
+    }
+    const std::uint64_t version = pair.ring->versions[pair.moved % kSlots];
+    if (version != report_.version) {
+      abort();
+      throw TransportError(Errc::peer_lost, "loopback: rank " + std::to_string(pair.peer) +
+                                                " is in the round of version " +
+                                                std::to_string(version) + ", rank " +
+                                                std::to_string(rank_) + " in that of version " +
+                                                std::to_string(report_.version));
+    }
+    const Chunk& chunk = pair.chunks[pair.next];
+    for (std::size_t i = chunk.first; i < chunk.first + chunk.count; ++i) {
+      const Step& step = pair.steps[i];
+      copy_region(step.copy, pair.slot() + step.slot_offset, step.view, bypass_cache);
+    }
+    ++pair.next;
+    pair.ring->emptied.store(++pair.moved, std::memory_order_release);
+    pair.bell->ring();
+    return true;
+  }
+
+  Rank rank_;
+  RankMemory memory_;
+  std::vector<std::vector<Region>> copies_;  // [stage]
+  std::vector<std::string> phases_;          // [stage]
+  std::uint64_t bytes_ = 0;                  // that a round writes here
+  Descriptor segment_;
+  Descriptor world_segment_;
+  Front front_;
+  std::map<Rank, Front> fronts_;
+  std::optional<SharedWorld> world_;
+  std::vector<Pair> in_;
+  std::vector<Pair> out_;
+  std::vector<Rank> awaited_;
+  bool running_ = false;
+  std::chrono::steady_clock::time_point started_;
+  RoundReport report_;
+};
+
+/// Every rank's @p text; when one is an error, all throw the first.
+void agree(Group& group, const std::string& phase, const std::optional<Error>& mine,
+           Deadline deadline) {
+  const auto all = group.all_gather(
+      phase, mine ? std::to_string(static_cast<int>(mine->code())) + " " + mine->what() : "",
+      deadline);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (!all[rank].empty()) {
+      const auto space = all[rank].find(' ');
+      throw TransportError(static_cast<Errc>(std::stoi(all[rank].substr(0, space))),
+                           "rank " + std::to_string(rank) + ": " + all[rank].substr(space + 1));
+    }
+  }
+}
+
+template <class Action>
+std::optional<Error> error_of(const Action& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error;
+  } catch (const std::exception& error) {
+    return Error(Errc::unavailable, error.what());
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+void connect_processes(Group& group, Deadline deadline) {
+  const std::vector<std::string> machines =
+      group.all_gather("loopback connect", machine_id(), deadline);
+  std::string elsewhere;
+  for (std::size_t rank = 1; rank < machines.size(); ++rank) {
+    if (machines[rank] != machines[0]) {
+      elsewhere += (elsewhere.empty() ? "" : ", ") + std::to_string(rank);
+    }
+  }
+  if (!elsewhere.empty()) {
+    throw TransportError(Errc::unavailable,
+                         "transport 'loopback' needs all ranks on one machine, in one process "
+                         "namespace; elsewhere than rank 0: " +
+                             elsewhere + "; take transport 'ucx' or 'nccl' between machines");
+  }
+}
+
+std::unique_ptr<Session> prepare_in_processes(Group& group, const Program& program,
+                                              const Buffers& buffers, Deadline deadline) {
+  auto session = std::make_unique<ProcessSession>(program, buffers);
+  Address mine;
+  const auto offer_error = error_of([&] { mine = session->offer(program, group.size()); });
+  const auto texts = group.all_gather("loopback offer", mine.text(), deadline);
+  std::vector<Address> all;
+  for (const std::string& text : texts) {
+    all.push_back(Address::parse(text));
+  }
+  agree(group, "loopback offered", offer_error, deadline);
+  agree(group, "loopback prepare", error_of([&] { session->open(program, all); }), deadline);
+  session->close_descriptors();
+  return session;
+}
+
+}  // namespace m2n::loopback
