@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/rendezvous/rank_list.hpp"
 
 namespace m2n {
 namespace {
@@ -31,16 +32,16 @@ struct World {
   std::shared_ptr<Exchange> current;
 };
 
-/// "2, 5" of the ranks for which @p picked holds.
+/// The ranks for which @p picked holds, as in sentences.
 template <class Picked>
-std::string list_ranks(std::size_t size, Picked picked) {
-  std::string text;
+std::string list_ranks_where(std::size_t size, Picked picked) {
+  std::vector<Rank> ranks;
   for (std::size_t rank = 0; rank < size; ++rank) {
     if (picked(rank)) {
-      text += (text.empty() ? "" : ", ") + std::to_string(rank);
+      ranks.push_back(static_cast<Rank>(rank));
     }
   }
-  return text;
+  return list_ranks(ranks);
 }
 
 class ThreadGroup final : public Group {
@@ -76,7 +77,7 @@ class ThreadGroup final : public Group {
     }
     const auto missing = [&](std::size_t rank) { return !exchange->values[rank].has_value(); };
     while (!exchange->complete) {
-      const std::string gone = list_ranks(exchange->values.size(), [&](std::size_t rank) {
+      const std::string gone = list_ranks_where(exchange->values.size(), [&](std::size_t rank) {
         return missing(rank) && world_->left[rank];
       });
       if (!gone.empty()) {
@@ -87,7 +88,7 @@ class ThreadGroup final : public Group {
           !exchange->complete) {
         throw Error(Errc::timed_out, "phase '" + std::string(phase) +
                                          "': the deadline passed; ranks missing: " +
-                                         list_ranks(exchange->values.size(), missing));
+                                         list_ranks_where(exchange->values.size(), missing));
       }
     }
     std::vector<std::string> values;
