@@ -32,6 +32,8 @@ struct Resolution {
   Side side;
   bool cast = false;   ///< The sink wants another dtype, and agrees to the cast.
   std::string reason;  ///< For a person: why this mode.
+  /// Of fallback: tensors that a loader needs at the same time give the same name here.
+  std::string together = {};
 };
 
 /// A whole tensor on its way into load_weights.
@@ -39,8 +41,10 @@ struct FullTensor {
   std::string_view name;
   DType dtype = DType::f32;
   Shape shape;
-  const std::byte* data =
-      nullptr;  ///< Compact, row-major; valid until the next tensor is asked for.
+  /// Compact, row-major. Valid until a tensor that is not needed together with this one is asked
+  /// for; a loader that keeps @p hold longer is refused the next tensor rather than overwritten.
+  const std::byte* data = nullptr;
+  std::shared_ptr<const void> hold = {};
 };
 
 /// Full tensors in declared order, made as they are asked for.
@@ -59,7 +63,8 @@ struct LiveParameter {
 };
 
 /// The weights of one worker rank. A round: begin(), then regions land in lend()ed buffers, then
-/// load_weights() once if anything fell back, then commit() or roll_back().
+/// load_weights() once if anything fell back, then accept(), and when every worker has accepted
+/// commit(); or roll_back().
 ///
 /// - Collective: no; but resolve() gives the same answer on every worker.
 /// - Threads: one thread at a time.
@@ -85,6 +90,8 @@ class WeightSink {
   virtual std::vector<ParamLoan> lend() = 0;
   /// Takes every tensor of @p stream. Sinks without fallback are never called.
   virtual void load_weights(TensorStream& stream) = 0;
+  /// Everything of @p version has come: checks it, so that commit() need not fail.
+  virtual void accept(std::uint64_t /*version*/) {}
   /// The weights are version @p version from here on.
   virtual void commit(std::uint64_t version) = 0;
   /// The round failed. Weights are the last committed version, or marked invalid.

@@ -53,7 +53,9 @@ class Session {
   /// Gives up on an unfinished round; does not wait for peers.
   virtual ~Session() = default;
 
-  /// Begins the round and returns. @param version  Larger than that of the round before.
+  /// Begins the round and returns. Before it is called nobody touches this rank's buffers for the
+  /// round, so that sessions in turn may share them. @param version  Larger than that of the round
+  /// before.
   virtual void start(std::uint64_t version, Deadline deadline) = 0;
   /// Returns when every receive and copy of this rank has landed and every send of this rank has
   /// been read, on all ranks' view of their memory.

@@ -33,6 +33,9 @@ void Dump::add_shards(const RankView& view) {
     const BufferTable& table = problem.buffers(role);
     const auto& buffers = role == Role::source ? view.buffers->source : view.buffers->destination;
     for (std::size_t i = 0; i < problem.parameters().size(); ++i) {
+      if (role == Role::destination && job_.resolutions()[i].mode == Mode::fallback) {
+        continue;  // see add_full_tensor()
+      }
       const Parameter& parameter = problem.parameters()[i];
       const Layout& layout =
           *(role == Role::source ? parameter.source : parameter.destination).layout;
@@ -48,6 +51,12 @@ void Dump::add_shards(const RankView& view) {
       writer_.shard(role, view.rank, parameter, tensor.shard, tensor.bytes.data());
     }
   }
+}
+
+void Dump::add_full_tensor(Rank rank, std::size_t index, const FullTensor& tensor) {
+  const Parameter& parameter = job_.problem().parameters()[index];
+  writer_.shard(Role::destination, rank, parameter, parameter.destination.layout->compact(rank),
+                tensor.data);
 }
 
 void Dump::add_usage(const Plan& plan) {

@@ -16,8 +16,10 @@ class Dump {
  public:
   /// Opens the experiment's dump file and writes what is known before a run.
   Dump(const Job& job, const Plan& plan);
-  /// Both sides' compact local tensors of one rank. Thread-safe.
+  /// Both sides' compact local tensors of one rank, but for those that fell back. Thread-safe.
   void add_shards(const RankView& view);
+  /// A tensor that fell back, on its way into load_weights. Thread-safe.
+  void add_full_tensor(Rank rank, std::size_t index, const FullTensor& tensor);
   void add_facts(const std::map<std::string, std::string>& facts) { writer_.experiment(facts); }
   /// Link use and staging of every rank, stage by stage, as /results/usage.
   void add_usage(const Plan& plan);

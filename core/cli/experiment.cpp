@@ -158,6 +158,8 @@ po::options_description experiment_flags(Experiment& e) {
           "run.rounds", number(1), "weight updates (also --rounds)")(
           "run.deadline", po::value<double>()->default_value(e.deadline_seconds),
           "seconds that a phase may take (also --deadline)")(
+          "run.pool_bytes", number(static_cast<std::int64_t>(e.pool_bytes)),
+          "memory for full tensors on a worker; a fused parameter's are never parted")(
           "run.verify", po::value<bool>()->default_value(e.verify),
           "compare every destination element with the oracle")("dump.file", path(),
                                                                "HDF5 file to write (also --dump)")(
@@ -253,6 +255,8 @@ Experiment parse_experiment(const std::vector<std::string>& arguments) {
   if (!(experiment.deadline_seconds > 0 && experiment.deadline_seconds < 1e9)) {
     throw Error(Errc::usage, "run.deadline must be a positive number of seconds below 1e9");
   }
+  experiment.pool_bytes = static_cast<std::uint64_t>(
+      at_least(variables, "run.pool_bytes", 0, std::numeric_limits<std::int64_t>::max()));
   experiment.verify = variables["run.verify"].as<bool>();
   experiment.dump_shards = variables["dump.shards"].as<bool>();
   if (variables.count("plugin") != 0) {

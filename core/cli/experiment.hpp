@@ -50,6 +50,7 @@ struct Experiment {
 
   std::uint64_t rounds = 1;
   double deadline_seconds = 60;
+  std::uint64_t pool_bytes = std::uint64_t{1} << 30;  ///< Of full tensors at a time, each worker.
   bool verify = true;
 
   std::filesystem::path dump;

@@ -16,6 +16,7 @@
 #include "core/cli/job.hpp"
 #include "core/cli/output.hpp"
 #include "core/engine/local_job.hpp"
+#include "core/engine/oracle.hpp"
 #include "core/error.hpp"
 
 namespace m2n::cli {
@@ -41,7 +42,8 @@ Verdict verify_rank(const Job& job, const RankView& view) {
       return verify_model((*job.models())[worker], view.rank, live, job.values());
     }
   }
-  return verify_pieces(job.problem(), view.rank, view.buffers->destination, job.values());
+  return verify_pieces(job.problem(), view.rank, view.buffers->destination, job.values(),
+                       job.resolutions());
 }
 
 struct Result {
@@ -151,15 +153,26 @@ int run_command(const Arguments& arguments) {
   options.rounds = experiment.rounds;
   options.deadline =
       std::chrono::milliseconds(static_cast<std::int64_t>(experiment.deadline_seconds * 1000));
+  options.limits.pool_bytes = experiment.pool_bytes;
   options.on_phase = [&](std::string_view phase) { progress.phase(phase); };
+  const auto add_verdict = [&](const Verdict& verdict) {
+    const std::lock_guard lock(verdict_mutex);
+    if (!result.verdict) {
+      result.verdict.emplace();
+    }
+    result.verdict->add(verdict);
+  };
+  options.inspect_full = [&](Rank rank, std::size_t index, const FullTensor& tensor) {
+    if (experiment.verify && job.models() == nullptr) {  // otherwise the live model tells
+      add_verdict(verify_full(rank, tensor, job.values()));
+    }
+    if (dump && experiment.dump_shards) {
+      dump->add_full_tensor(rank, index, tensor);
+    }
+  };
   options.inspect = [&](const RankView& view) {
     if (experiment.verify) {
-      const Verdict verdict = verify_rank(job, view);
-      const std::lock_guard lock(verdict_mutex);
-      if (!result.verdict) {
-        result.verdict.emplace();
-      }
-      result.verdict->add(verdict);
+      add_verdict(verify_rank(job, view));
     }
     if (dump && experiment.dump_shards) {
       dump->add_shards(view);

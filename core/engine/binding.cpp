@@ -56,22 +56,6 @@ void bind_loan(const Problem& problem, Role role, Rank rank, std::size_t index,
   }
 }
 
-class FallbackStream final : public TensorStream {
- public:
-  explicit FallbackStream(std::vector<FullTensor> tensors) : tensors_(std::move(tensors)) {}
-
-  std::optional<FullTensor> next() override {
-    if (at_ == tensors_.size()) {
-      return std::nullopt;
-    }
-    return tensors_[at_++];
-  }
-
- private:
-  std::vector<FullTensor> tensors_;
-  std::size_t at_ = 0;
-};
-
 }  // namespace
 
 Problem make_problem(const std::vector<ParamSpec>& params,
@@ -110,42 +94,10 @@ std::vector<LocalBuffer> bind_source(const Problem& problem, Rank rank,
   return bound;
 }
 
-FallbackTensors::FallbackTensors(const Problem& problem, const std::vector<Resolution>& resolutions,
-                                 Rank rank) {
-  for (std::size_t i = 0; i < resolutions.size(); ++i) {
-    const Parameter& parameter = problem.parameters()[i];
-    if (resolutions[i].mode == Mode::fallback &&
-        !parameter.destination.layout->pieces_of(rank).empty()) {
-      Tensor tensor;
-      tensor.parameter = i;
-      tensor.bytes.resize(parameter.bytes());
-      tensor.view = {parameter.name, parameter.destination_dtype(), parameter.shape,
-                     tensor.bytes.data()};
-      tensors_.push_back(std::move(tensor));
-    }
-  }
-}
-
-std::unique_ptr<TensorStream> FallbackTensors::stream() const {
-  std::vector<FullTensor> views;
-  for (const Tensor& tensor : tensors_) {
-    views.push_back(tensor.view);
-  }
-  return std::make_unique<FallbackStream>(std::move(views));
-}
-
-LocalBuffer FallbackTensors::buffer(std::size_t index) {
-  const auto at =
-      std::lower_bound(tensors_.begin(), tensors_.end(), index,
-                       [](const Tensor& tensor, std::size_t i) { return tensor.parameter < i; });
-  expects(at != tensors_.end() && at->parameter == index, "a parameter that fell back");
-  return {at->bytes.data(), at->bytes.size(), MemorySpace::host, 0};
-}
-
 std::vector<LocalBuffer> bind_destination(const Problem& problem, Rank rank,
                                           const std::vector<Resolution>& resolutions,
                                           const std::vector<ParamLoan>& loans,
-                                          FallbackTensors& fallback) {
+                                          const std::vector<LocalBuffer>& full_tensors) {
   if (loans.size() != problem.parameters().size()) {
     throw Error(Errc::bad_argument, "destination rank " + std::to_string(rank) + " lends " +
                                         std::to_string(loans.size()) +
@@ -158,7 +110,7 @@ std::vector<LocalBuffer> bind_destination(const Problem& problem, Rank rank,
     if (resolutions[i].mode == Mode::direct) {
       bind_loan(problem, Role::destination, rank, i, loans[i], needed, bound);
     } else if (!problem.parameters()[i].destination.layout->pieces_of(rank).empty()) {
-      bound[problem.buffers(Role::destination).of_parameter[i].front()] = fallback.buffer(i);
+      bound[problem.buffers(Role::destination).of_parameter[i].front()] = full_tensors.at(i);
     }
   }
   return bound;

@@ -5,9 +5,6 @@
 /// @file
 /// From what sources declare and sinks resolve to a problem, and from what they lend to buffers.
 
-#include <cstddef>
-#include <memory>
-#include <span>
 #include <vector>
 
 #include "core/api/buffers.hpp"
@@ -27,30 +24,12 @@ Problem make_problem(const std::vector<ParamSpec>& params,
 std::vector<LocalBuffer> bind_source(const Problem& problem, Rank rank,
                                      const std::vector<ParamLoan>& loans);
 
-/// Full tensors of the parameters that a worker cannot take in place, on one worker.
-class FallbackTensors final {
- public:
-  FallbackTensors(const Problem& problem, const std::vector<Resolution>& resolutions, Rank rank);
-
-  bool empty() const noexcept { return tensors_.empty(); }
-  /// Stream of all of them, in declared order. The tensors must outlive it.
-  std::unique_ptr<TensorStream> stream() const;
-  /// The buffer of parameter @p index, which must have fallen back.
-  LocalBuffer buffer(std::size_t index);
-
- private:
-  struct Tensor {
-    std::size_t parameter = 0;
-    FullTensor view;
-    std::vector<std::byte> bytes;
-  };
-  std::vector<Tensor> tensors_;
-};
-
 /// Checks what a sink lends on @p rank, and numbers it together with the full tensors.
+/// @param full_tensors  By parameter: where those that fell back arrive on this rank. Empty when
+///                      none does.
 std::vector<LocalBuffer> bind_destination(const Problem& problem, Rank rank,
                                           const std::vector<Resolution>& resolutions,
                                           const std::vector<ParamLoan>& loans,
-                                          FallbackTensors& fallback);
+                                          const std::vector<LocalBuffer>& full_tensors);
 
 }  // namespace m2n

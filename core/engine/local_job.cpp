@@ -9,7 +9,6 @@
 #include <thread>
 #include <utility>
 
-#include "core/engine/binding.hpp"
 #include "core/error.hpp"
 #include "core/rendezvous/thread_group.hpp"
 
@@ -68,8 +67,7 @@ class RankRun {
         resolutions_(resolutions),
         options_(options),
         parts_(parts),
-        group_(group),
-        fallback_(problem, resolutions, group.rank()) {}
+        group_(group) {}
 
   void run() {
     report("connect");
@@ -78,22 +76,22 @@ class RankRun {
     connect_seconds = seconds_since(start);
 
     report("fill");
-    bind_buffers();
+    PreparedRound round(problem_, plan_, resolutions_, group_.rank(),
+                        {parts_.source.get(), parts_.sink.get()}, options_.limits, 1);
     group_.barrier("buffers", deadline());
 
     report("prepare");
     start = Clock::now();
-    const Program program = make_program(plan_, problem_, group_.rank());
-    const auto session = parts_.transport->prepare(program, buffers_, deadline());
+    round.prepare(*parts_.transport, deadline());
     prepare_seconds = seconds_since(start);
 
     for (std::uint64_t version = 1; version <= options_.rounds; ++version) {
       report("round");
-      run_round(*session, version);
+      run_round(round, version);
     }
     report("inspect");
     if (options_.inspect) {
-      options_.inspect({group_.rank(), &buffers_, parts_.sink.get()});
+      options_.inspect({group_.rank(), &round.buffers(), parts_.sink.get()});
     }
     group_.barrier("end", deadline());
   }
@@ -111,19 +109,7 @@ class RankRun {
     }
   }
 
-  void bind_buffers() {
-    buffers_.source.resize(problem_.buffers(Role::source).names.size());
-    buffers_.destination.resize(problem_.buffers(Role::destination).names.size());
-    if (parts_.source) {
-      buffers_.source = bind_source(problem_, group_.rank(), parts_.source->borrow(1));
-    }
-    if (parts_.sink) {
-      buffers_.destination =
-          bind_destination(problem_, group_.rank(), resolutions_, parts_.sink->lend(), fallback_);
-    }
-  }
-
-  void run_round(Session& session, std::uint64_t version) {
+  void run_round(PreparedRound& round, std::uint64_t version) {
     if (parts_.source && version > 1) {
       parts_.source->borrow(version);
     }
@@ -132,22 +118,31 @@ class RankRun {
     }
     group_.barrier("round", deadline());
     try {
-      session.start(version, deadline());
-      rounds.push_back(session.wait(deadline()));
+      rounds.push_back(round.run(version, options_.deadline, visitor(version)));
       if (parts_.sink) {
-        if (!fallback_.empty()) {
-          const auto stream = fallback_.stream();
-          parts_.sink->load_weights(*stream);
-        }
+        parts_.sink->accept(version);
+      }
+      group_.barrier("commit", deadline());
+      if (parts_.sink) {
         parts_.sink->commit(version);
       }
     } catch (...) {
-      session.abort();
+      round.abort();
       if (parts_.sink) {
         parts_.sink->roll_back();
       }
       throw;
     }
+  }
+
+  /// Full tensors of the last round are looked at on their way.
+  FullTensorVisitor visitor(std::uint64_t version) const {
+    if (!options_.inspect_full || version != options_.rounds) {
+      return {};
+    }
+    return [this](std::size_t index, const FullTensor& tensor) {
+      options_.inspect_full(group_.rank(), index, tensor);
+    };
   }
 
   const Problem& problem_;
@@ -156,8 +151,6 @@ class RankRun {
   const LocalJobOptions& options_;
   LocalRank& parts_;
   Group& group_;
-  FallbackTensors fallback_;
-  Buffers buffers_;
 };
 
 }  // namespace

@@ -13,7 +13,7 @@
 #include "core/api/sink.hpp"
 #include "core/api/source.hpp"
 #include "core/api/transport.hpp"
-#include "core/engine/oracle.hpp"
+#include "core/engine/round.hpp"
 #include "core/plan/plan.hpp"
 
 namespace m2n {
@@ -40,6 +40,10 @@ struct LocalJobOptions {
   std::function<void(std::string_view phase)> on_phase;
   /// Called in every rank's thread after the last round. May be empty.
   std::function<void(const RankView&)> inspect;
+  /// Called in a worker's thread with each full tensor of parameter @p index in the last round. May
+  /// be empty.
+  std::function<void(Rank rank, std::size_t index, const FullTensor& tensor)> inspect_full;
+  RoundLimits limits;
 };
 
 /// Times of the slowest rank, phase by phase, and each rank's rounds.

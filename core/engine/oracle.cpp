@@ -148,9 +148,12 @@ void Verdict::add(const Verdict& other) {
 }
 
 Verdict verify_pieces(const Problem& problem, Rank rank, const std::vector<LocalBuffer>& buffers,
-                      const TensorValues& values) {
+                      const TensorValues& values, const std::vector<Resolution>& resolutions) {
   Comparison comparison(rank, values);
   for (std::size_t i = 0; i < problem.parameters().size(); ++i) {
+    if (!resolutions.empty() && resolutions[i].mode == Mode::fallback) {
+      continue;
+    }
     const Parameter& parameter = problem.parameters()[i];
     for (const RankPiece& entry : parameter.destination.layout->pieces_of(rank)) {
       const View& view = entry.piece.view;
@@ -161,6 +164,14 @@ Verdict verify_pieces(const Problem& problem, Rank rank, const std::vector<Local
           "buffer '" + problem.buffers(Role::destination).names[buffer] + "'");
     }
   }
+  return comparison.verdict();
+}
+
+Verdict verify_full(Rank rank, const FullTensor& tensor, const TensorValues& values) {
+  Comparison comparison(rank, values);
+  const std::string name(tensor.name);
+  comparison.compare(name, Box::whole(tensor.shape),
+                     {tensor.data, row_major(tensor.shape), tensor.dtype}, "full tensor");
   return comparison.verdict();
 }
 

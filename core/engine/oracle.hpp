@@ -28,8 +28,12 @@ struct Verdict {
 };
 
 /// Compares every piece of @p rank's destination side, cast as the problem says.
+/// @param resolutions  Where given, parameters that fell back are left out: see verify_full().
 Verdict verify_pieces(const Problem& problem, Rank rank, const std::vector<LocalBuffer>& buffers,
-                      const TensorValues& values);
+                      const TensorValues& values, const std::vector<Resolution>& resolutions = {});
+
+/// Compares a full tensor on its way into load_weights.
+Verdict verify_full(Rank rank, const FullTensor& tensor, const TensorValues& values);
 
 /// Compares every element of a worker's live parameters with its sections, and the padding with 0.
 Verdict verify_model(const WorkerModel& model, Rank rank, const std::vector<LiveParameter>& live,

@@ -17,6 +17,7 @@
 #include "core/api/builtin.hpp"
 #include "core/engine/binding.hpp"
 #include "core/engine/local_job.hpp"
+#include "core/engine/oracle.hpp"
 
 namespace m2n {
 namespace {
