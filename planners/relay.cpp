@@ -10,10 +10,10 @@
 /// of the chain rotate from piece to piece, so that every member is last equally often. Which
 /// holder sends how much is the exact min-max of "balanced", for one copy.
 ///
-/// Stages: a piece's first hop is in the wave of its place in the parameter, each further hop one
-/// stage later. There are as many waves as the busiest receiver gets chunks, and a wave has a piece
-/// for each receiver to enter at: in a stage every port, and every link of the chain, carries about
-/// one chunk in all.
+/// Stages: a piece's first hop is in the wave of its place in what its holder serves, each further
+/// hop one stage later. There are as many waves as the busiest receiver gets chunks, and a wave has
+/// a piece for each receiver to enter at: in a stage every port, and every link of the chain,
+/// carries about one chunk in all.
 
 #include <algorithm>
 #include <map>
@@ -67,19 +67,20 @@ class RelayMaker {
   }
 
   void make() {
-    plan_waves();
+    count_waves();
+    first_stage_.assign(builder_.problem().parameters().size(), 0);
     for (std::uint32_t g = 0; g < classes_.geometries().size(); ++g) {
       const GeometryFlow& geometry = classes_.geometries()[g];
       for_each_stretch(
           builder_, geometry, splitter_.cuts(g),
-          [&](std::uint32_t parameter) { return pattern(geometry, waves_[g], parameter); },
+          [&](std::span<const std::uint32_t> stretch) { return pattern(geometry, stretch); },
           &first_stage_);
     }
   }
 
  private:
-  /// How many waves a parameter of each geometry takes, and each parameter's first wave.
-  void plan_waves() {
+  /// As many waves as the busiest receiver gets chunks.
+  void count_waves() {
     std::vector<std::uint64_t> of_set(classes_.set_count(), 0);
     for (const FlowClass& flow_class : classes_.classes()) {
       of_set[flow_class.receivers] += flow_class.bytes;
@@ -93,58 +94,67 @@ class RelayMaker {
         most = std::max(most, bytes);
       }
     }
-    const double waves =
-        static_cast<double>(std::max<std::uint64_t>(1, most / options_.chunk_bytes));
-    // Every class is sent evenly over all waves, so that the mix of classes is always the same and
-    // no port is idle first and late in the end. A parameter goes by its geometry's largest class.
-    first_stage_.assign(builder_.problem().parameters().size(), 0);
-    std::map<std::uint32_t, std::vector<std::pair<std::uint32_t, std::uint64_t>>> runs_of;
-    for (const GeometryFlow& geometry : classes_.geometries()) {
-      std::map<std::uint32_t, std::uint64_t> bytes;
-      std::uint32_t largest = GeometryFlow::kNone;
-      for (std::size_t a = 0; a < geometry.atoms.size(); ++a) {
-        const std::uint32_t number = geometry.class_of[a];
-        if (number != GeometryFlow::kNone) {
-          bytes[number] += static_cast<std::uint64_t>(geometry.atoms[a].box.volume()) *
-                           bytes_of(geometry.group.geometry.destination->dtype());
-          if (largest == GeometryFlow::kNone || bytes[number] > bytes[largest]) {
-            largest = number;
-          }
-        }
-      }
-      waves_.push_back(0);
-      if (largest == GeometryFlow::kNone) {
-        continue;
-      }
-      const auto all = static_cast<double>(classes_.classes()[largest].bytes);
-      waves_.back() = waves * static_cast<double>(bytes[largest]) / all;
-      auto& runs = runs_of[largest];  // parameter, bytes of the class before it
-      if (runs.empty()) {
-        for (const FlowClasses::Share& share : classes_.shares(largest)) {
-          for (const std::uint32_t p : classes_.geometries()[share.geometry].group.parameters) {
-            runs.emplace_back(p, share.bytes);
-          }
-        }
-        std::sort(runs.begin(), runs.end());
-        std::uint64_t before = 0;
-        for (auto& [parameter, size] : runs) {
-          before += std::exchange(size, before);
-        }
-      }
-      for (const std::uint32_t p : geometry.group.parameters) {
-        const auto at = std::lower_bound(runs.begin(), runs.end(), std::pair(p, std::uint64_t{0}));
-        first_stage_[p] = static_cast<std::uint32_t>(waves * static_cast<double>(at->second) / all);
-      }
-    }
+    waves_ = static_cast<double>(std::max<std::uint64_t>(1, most / options_.chunk_bytes));
   }
 
-  Pattern pattern(const GeometryFlow& geometry, double waves, std::uint32_t parameter) {
-    std::map<std::uint32_t, std::uint64_t> class_bytes;
+  /// Bytes of a class in the parameters before @p parameter. @pre the parameter has some of it
+  std::uint64_t bytes_before(std::uint32_t number, std::uint32_t parameter) {
+    auto& runs = runs_of_class_[number];
+    if (runs.empty()) {
+      for (const FlowClasses::Share& share : classes_.shares(number)) {
+        for (const std::uint32_t p : classes_.geometries()[share.geometry].group.parameters) {
+          runs.emplace_back(p, share.bytes);
+        }
+      }
+      std::sort(runs.begin(), runs.end());
+      std::uint64_t before = 0;
+      for (auto& [p, size] : runs) {
+        before += std::exchange(size, before);
+      }
+    }
+    return std::lower_bound(runs.begin(), runs.end(), std::pair(parameter, std::uint64_t{0}))
+        ->second;
+  }
+
+  /// Waves from byte @p begin of what a holder serves of a lane to byte @p end: each holder sends
+  /// what it serves evenly over all waves, so that the mix is always the same and no port is idle
+  /// first and late in the end.
+  double waves(const QuotaSplitter::Stretch& served, std::uint64_t begin, std::uint64_t end) const {
+    return waves_ * static_cast<double>(end - begin) /
+           static_cast<double>(served.end - served.begin);
+  }
+
+  /// The lane by which a geometry goes: of its largest class, that over NICs if there is one.
+  std::uint32_t leading_lane(const GeometryFlow& geometry) const {
+    std::map<std::uint32_t, std::uint64_t> bytes;
+    std::uint32_t largest = GeometryFlow::kNone;
     for (std::size_t a = 0; a < geometry.atoms.size(); ++a) {
-      if (geometry.class_of[a] != GeometryFlow::kNone) {
-        class_bytes[geometry.class_of[a]] +=
-            static_cast<std::uint64_t>(geometry.atoms[a].box.volume()) *
-            bytes_of(geometry.group.geometry.destination->dtype());
+      const std::uint32_t number = geometry.class_of[a];
+      if (number != GeometryFlow::kNone) {
+        bytes[number] += static_cast<std::uint64_t>(geometry.atoms[a].box.volume());
+        if (largest == GeometryFlow::kNone || bytes[number] > bytes[largest]) {
+          largest = number;
+        }
+      }
+    }
+    const auto behind = std::upper_bound(
+        lanes_.begin(), lanes_.end(), largest,
+        [](std::uint32_t wanted, const Lane& lane) { return wanted < lane.class_number; });
+    return largest == GeometryFlow::kNone ? GeometryFlow::kNone
+                                          : static_cast<std::uint32_t>(behind - lanes_.begin()) - 1;
+  }
+
+  /// Sets the first wave of every parameter of @p stretch. A parameter that is planned alone counts
+  /// its waves from 0; others share a pattern that counts from their own beginning.
+  Pattern pattern(const GeometryFlow& geometry, std::span<const std::uint32_t> stretch) {
+    const std::uint32_t parameter = stretch.front();
+    const bool alone = stretch.size() == 1;
+    const std::uint32_t leading = leading_lane(geometry);
+    if (!alone && leading != GeometryFlow::kNone) {
+      for (const std::uint32_t p : stretch) {
+        const std::uint64_t at = bytes_before(lanes_[leading].class_number, p);
+        const QuotaSplitter::Stretch served = splitter_.stretch(leading, at);
+        first_stage_[p] = static_cast<std::uint32_t>(waves(served, served.begin, at));
       }
     }
     PatternMaker maker(geometry);
@@ -154,6 +164,8 @@ class RelayMaker {
     for (std::size_t a = 0; a < geometry.atoms.size(); ++a) {
       const std::uint32_t number = geometry.class_of[a];
       const std::uint64_t bytes = maker.begin_atom(geometry.atoms[a]);
+      const std::uint64_t before =
+          number == GeometryFlow::kNone ? 0 : bytes_before(number, parameter);
       std::uint32_t last_stage = 0;
       const std::vector<std::uint32_t> receivers = maker.remote_receivers();
       std::map<std::uint32_t, std::vector<std::uint32_t>> of_lane;  // copy -> holding
@@ -175,9 +187,10 @@ class RelayMaker {
             if (box == PatternMaker::kNoBox) {
               continue;
             }
-            const double place = static_cast<double>(geometry.offset[a] + begin) /
-                                 static_cast<double>(class_bytes[number]);
-            const auto wave = static_cast<std::uint32_t>(place * waves);
+            const std::uint64_t at = before + geometry.offset[a] + begin;
+            const QuotaSplitter::Stretch served = splitter_.stretch(lane, at);
+            const auto wave =
+                static_cast<std::uint32_t>(waves(served, alone ? served.begin : before, at));
             std::uint32_t& turns = turn[classes_.classes()[number].receivers];
             last_stage = std::max(last_stage, chain(maker, lane, holdings, from, box, wave, turns));
             ++turns;
@@ -220,7 +233,8 @@ class RelayMaker {
   QuotaSplitter splitter_;
   LaneIndex index_;
   std::vector<std::vector<std::vector<std::uint32_t>>> groups_;  // [lane]
-  std::vector<double> waves_;                                    // [geometry] of one parameter
+  double waves_ = 1;
+  std::map<std::uint32_t, std::vector<std::pair<std::uint32_t, std::uint64_t>>> runs_of_class_;
   std::vector<std::uint32_t> first_stage_;
 };
 

@@ -161,8 +161,14 @@ po::options_description experiment_flags(Experiment& e) {
           "run.pool_bytes", number(static_cast<std::int64_t>(e.pool_bytes)),
           "memory for full tensors on a worker; a fused parameter's are never parted")(
           "run.verify", po::value<bool>()->default_value(e.verify),
-          "compare every destination element with the oracle")("dump.file", path(),
-                                                               "HDF5 file to write (also --dump)")(
+          "compare every destination element with the oracle")(
+          "simulate.sharing", po::value<std::string>()->default_value("fair"),
+          "how a simulated port serves its messages: fair (max-min), proportional (by the bytes "
+          "that "
+          "a pair of ranks carries in all) or in_order (one at a time)")(
+          "simulate.in_flight", number(0),
+          "messages that a simulated port has under way; 0: one a pair of ranks")(
+          "dump.file", path(), "HDF5 file to write (also --dump)")(
           "dump.shards", po::value<bool>()->default_value(e.dump_shards),
           "also dump every rank's local tensors")(
           "plugin", po::value<std::vector<std::string>>()->composing(),
@@ -172,6 +178,34 @@ po::options_description experiment_flags(Experiment& e) {
           "json", po::bool_switch(), "one JSON object on standard output");
   return flags;
 }
+
+namespace {
+
+SimulateOptions simulation_of(const po::variables_map& variables) {
+  using Discipline = SimulateOptions::Discipline;
+  static const std::map<std::string, Discipline> kSharing = {
+      {"fair", Discipline::fair},
+      {"in_order", Discipline::in_order},
+      {"proportional", Discipline::proportional}};
+  const auto& word = variables["simulate.sharing"].as<std::string>();
+  const auto found = kSharing.find(word);
+  if (found == kSharing.end()) {
+    throw Error(Errc::usage,
+                "simulate.sharing is '" + word + "'; the choices are fair, in_order, proportional");
+  }
+  SimulateOptions options;
+  options.discipline = found->second;
+  options.in_flight = static_cast<std::uint32_t>(
+      at_least(variables, "simulate.in_flight", 0, std::numeric_limits<std::uint32_t>::max()));
+  if (options.in_flight > 0 && options.discipline == Discipline::in_order) {
+    throw Error(Errc::usage,
+                "simulate.in_flight does not go with simulate.sharing=in_order, which has one "
+                "message a port under way; leave one of them out");
+  }
+  return options;
+}
+
+}  // namespace
 
 Experiment parse_experiment(const std::vector<std::string>& arguments) {
   Experiment experiment;
@@ -258,6 +292,7 @@ Experiment parse_experiment(const std::vector<std::string>& arguments) {
   experiment.pool_bytes = static_cast<std::uint64_t>(
       at_least(variables, "run.pool_bytes", 0, std::numeric_limits<std::int64_t>::max()));
   experiment.verify = variables["run.verify"].as<bool>();
+  experiment.simulation = simulation_of(variables);
   experiment.dump_shards = variables["dump.shards"].as<bool>();
   if (variables.count("plugin") != 0) {
     for (const std::string& file : variables["plugin"].as<std::vector<std::string>>()) {

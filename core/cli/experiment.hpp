@@ -15,6 +15,7 @@
 
 #include "core/api/registry.hpp"
 #include "core/layout/mesh.hpp"
+#include "core/plan/simulate.hpp"
 
 namespace m2n::cli {
 
@@ -52,6 +53,8 @@ struct Experiment {
   double deadline_seconds = 60;
   std::uint64_t pool_bytes = std::uint64_t{1} << 30;  ///< Of full tensors at a time, each worker.
   bool verify = true;
+
+  SimulateOptions simulation;
 
   std::filesystem::path dump;
   bool dump_shards = true;

@@ -46,7 +46,8 @@ int simulate_command(const Arguments& arguments) {
   progress.phase("planning");
   const PlannedJob planned(job);
   progress.phase("simulating");
-  const Timeline timeline = simulate(planned.plan, job.problem(), job.topology());
+  const Timeline timeline =
+      simulate(planned.plan, job.problem(), job.topology(), experiment.simulation);
   if (!experiment.dump.empty()) {
     progress.phase("dumping");
     Dump dump(job, planned.plan);

@@ -119,7 +119,7 @@ class Simulator {
     std::vector<std::uint32_t> path;
     EarliestFirst ready;
     double weight = 0;  // by which ports share
-    bool busy = false;
+    std::uint32_t under_way = 0;
     bool listed = false;  // in candidates_
   };
   struct PortState {
@@ -148,15 +148,16 @@ class Simulator {
     list(state.pair);
   }
 
+  /// Asks for a look at the pair's earliest ready message.
   void list(std::uint32_t pair) {
-    if (!pairs_[pair].listed && !pairs_[pair].busy && !pairs_[pair].ready.empty()) {
+    if (!pairs_[pair].listed && !pairs_[pair].ready.empty()) {
       pairs_[pair].listed = true;
-      candidates_.push_back(pair);
+      candidates_.emplace(pairs_[pair].ready.top(), pair);
     }
   }
 
   bool may_start(std::uint32_t m, const Pair& pair) const {
-    if (pair.busy) {
+    if (options_.in_flight == 0 && pair.under_way > 0) {
       return false;
     }
     for (const std::uint32_t port : pair.path) {
@@ -173,27 +174,28 @@ class Simulator {
   }
 
   void start_what_can() {
-    // Pairs by their earliest ready message: plan order decides between them.
-    std::sort(candidates_.begin(), candidates_.end(), [&](std::uint32_t a, std::uint32_t b) {
-      return pairs_[a].ready.top() < pairs_[b].ready.top();
-    });
-    for (const std::uint32_t p : candidates_) {
+    while (!candidates_.empty()) {  // in plan order
+      const auto [m, p] = candidates_.top();
+      candidates_.pop();
       Pair& pair = pairs_[p];
       pair.listed = false;
-      const std::uint32_t m = pair.ready.top();
+      if (m != pair.ready.top()) {  // an earlier one became ready meanwhile
+        list(p);
+        continue;
+      }
       if (!may_start(m, pair)) {
         continue;  // listed again when one of its ports is done with something
       }
       pair.ready.pop();
-      pair.busy = true;
+      ++pair.under_way;
       timeline_.events[m].start = now_;
       active_.push_back(m);
       for (const std::uint32_t port : pair.path) {
         port_state_[port].active.push_back(m);
       }
       rates_stale_ = true;
+      list(p);
     }
-    candidates_.clear();
   }
 
   /// Max-min fair rates: again and again the port that gives its messages least.
@@ -278,7 +280,7 @@ class Simulator {
         continue;
       }
       Pair& pair = pairs_[state.pair];
-      pair.busy = false;
+      --pair.under_way;
       arrivals_.emplace(next + latency_, m);
       for (const std::uint32_t port : pair.path) {
         PortState& at = port_state_[port];
@@ -330,7 +332,8 @@ class Simulator {
   std::size_t arrived_ = 0;
   std::vector<std::uint32_t> active_;
   bool rates_stale_ = true;
-  std::vector<std::uint32_t> candidates_;
+  using Candidate = std::pair<std::uint32_t, std::uint32_t>;  // message, pair
+  std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> candidates_;
   std::vector<std::uint32_t> sharing_;
   std::vector<std::uint32_t> touched_;
   using Arrival = std::pair<double, std::uint32_t>;

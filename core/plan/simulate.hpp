@@ -39,8 +39,9 @@ struct SimulateOptions {
     in_order,
   };
   Discipline discipline = Discipline::fair;
-  /// Not with in_order: messages that a port may have under way; further ones wait, earlier ones in
-  /// plan order first. 0 is any number.
+  /// Not with in_order: messages that a port may have under way, several of a pair among them;
+  /// further ones wait, earlier ones in plan order first. So pipelines of chunks stay in step, as
+  /// with a bounded number of buffers. 0 is any number, but one a pair.
   std::uint32_t in_flight = 0;
 };
 

@@ -103,13 +103,14 @@ std::uint32_t PatternMaker::box(std::uint64_t begin, std::uint64_t end) {
 
 void for_each_stretch(PlanBuilder& builder, const GeometryFlow& geometry,
                       const std::vector<std::size_t>& cuts,
-                      const std::function<Pattern(std::uint32_t parameter)>& make,
+                      const std::function<Pattern(std::span<const std::uint32_t> stretch)>& make,
                       const std::vector<std::uint32_t>* first_stage) {
   const std::vector<std::uint32_t>& parameters = geometry.group.parameters;
   std::size_t begin = 0;
   for (std::size_t c = 0; c <= cuts.size(); ++c) {
     const std::size_t end = c < cuts.size() ? cuts[c] : parameters.size();
-    const std::uint32_t pattern = builder.add(make(parameters[begin]));
+    const std::uint32_t pattern =
+        builder.add(make(std::span(parameters).subspan(begin, end - begin)));
     for (std::size_t i = begin; i < end; ++i) {
       builder.assign(parameters[i], pattern,
                      first_stage == nullptr ? 0 : (*first_stage)[parameters[i]]);

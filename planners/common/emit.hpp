@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -76,11 +77,11 @@ class PatternMaker {
   std::vector<LocalMove> local_;
 };
 
-/// Makes a pattern for each stretch of a geometry's parameters between cuts, from the stretch's
-/// first parameter, and assigns it to all of them.
+/// Makes a pattern for each stretch of a geometry's parameters between cuts, and assigns it to all
+/// of them, from stage @p first_stage[parameter] on, which @p make may still fill in.
 void for_each_stretch(PlanBuilder& builder, const GeometryFlow& geometry,
                       const std::vector<std::size_t>& cuts,
-                      const std::function<Pattern(std::uint32_t parameter)>& make,
+                      const std::function<Pattern(std::span<const std::uint32_t> stretch)>& make,
                       const std::vector<std::uint32_t>* first_stage = nullptr);
 
 }  // namespace m2n

@@ -109,6 +109,7 @@ QuotaSplitter::QuotaSplitter(const FlowClasses& classes, const std::vector<Lane>
     const std::uint64_t copies = one_copy ? 1 : lane.receivers.size();
     Filled& filled = filled_[l];
     filled.first_holder.assign(copies, 0);
+    filled.bytes = demands[l].bytes;
     if (lane.holders.size() == 1 || length == 0) {
       continue;
     }
@@ -131,7 +132,7 @@ QuotaSplitter::QuotaSplitter(const FlowClasses& classes, const std::vector<Lane>
         for (const Run& run : runs_of(lane.class_number)) {
           if (offset < run.bytes) {
             filled.boundaries.push_back(
-                {static_cast<std::uint32_t>(done / length), run.parameter, offset, h});
+                {static_cast<std::uint32_t>(done / length), run.parameter, offset, h, done});
             cuts_[run.geometry].emplace_back(run.parameter, offset > 0);
             for (const FlowClasses::Share& share : classes.shares(lane.class_number)) {
               if (share.geometry != run.geometry) {
@@ -194,6 +195,15 @@ void QuotaSplitter::split(std::uint32_t lane, std::uint32_t copy, std::uint32_t 
   out.push_back({holder, begin, bytes});
 }
 
+QuotaSplitter::Stretch QuotaSplitter::stretch(std::uint32_t lane, std::uint64_t at) const {
+  const Filled& filled = filled_[lane];
+  const auto after =
+      std::upper_bound(filled.boundaries.begin(), filled.boundaries.end(), at,
+                       [](std::uint64_t wanted, const Boundary& b) { return wanted < b.at; });
+  return {after == filled.boundaries.begin() ? 0 : std::prev(after)->at,
+          after == filled.boundaries.end() ? filled.bytes : after->at};
+}
+
 std::optional<Box> slice(const Box& box, std::uint64_t begin, std::uint64_t end,
                          std::uint64_t bytes) {
   if (begin == 0 && end == bytes) {
@@ -226,28 +236,29 @@ void add_direct(PlanBuilder& builder, const FlowClasses& classes, const std::vec
   std::vector<Part> parts;
   for (std::uint32_t g = 0; g < classes.geometries().size(); ++g) {
     const GeometryFlow& geometry = classes.geometries()[g];
-    for_each_stretch(builder, geometry, splitter.cuts(g), [&](std::uint32_t parameter) {
-      PatternMaker maker(geometry);
-      for (std::size_t a = 0; a < geometry.atoms.size(); ++a) {
-        const Atom atom = geometry.atoms[a];
-        const std::uint32_t number = geometry.class_of[a];
-        const std::uint64_t bytes = maker.begin_atom(atom);
-        maker.add_local_moves(0, 1);
-        std::size_t receiver = 0;
-        for (const std::uint32_t holding : maker.remote_receivers()) {
-          const auto [lane, copy] = index.of(number, receiver++);
-          parts.clear();
-          splitter.split(lane, copy, parameter, geometry.offset[a], bytes, parts);
-          for (const Part& part : parts) {
-            const std::uint32_t box = maker.box(part.begin, part.end);
-            if (box != PatternMaker::kNoBox) {
-              maker.move(box, maker.holding_of(lanes[lane].holders[part.holder]), holding, 0);
+    for_each_stretch(
+        builder, geometry, splitter.cuts(g), [&](std::span<const std::uint32_t> stretch) {
+          PatternMaker maker(geometry);
+          for (std::size_t a = 0; a < geometry.atoms.size(); ++a) {
+            const Atom atom = geometry.atoms[a];
+            const std::uint32_t number = geometry.class_of[a];
+            const std::uint64_t bytes = maker.begin_atom(atom);
+            maker.add_local_moves(0, 1);
+            std::size_t receiver = 0;
+            for (const std::uint32_t holding : maker.remote_receivers()) {
+              const auto [lane, copy] = index.of(number, receiver++);
+              parts.clear();
+              splitter.split(lane, copy, stretch.front(), geometry.offset[a], bytes, parts);
+              for (const Part& part : parts) {
+                const std::uint32_t box = maker.box(part.begin, part.end);
+                if (box != PatternMaker::kNoBox) {
+                  maker.move(box, maker.holding_of(lanes[lane].holders[part.holder]), holding, 0);
+                }
+              }
             }
           }
-        }
-      }
-      return std::move(maker).take();
-    });
+          return std::move(maker).take();
+        });
   }
 }
 

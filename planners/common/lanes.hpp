@@ -65,6 +65,14 @@ class QuotaSplitter final : public Splitter {
   void split(std::uint32_t lane, std::uint32_t copy, std::uint32_t parameter, std::uint64_t offset,
              std::uint64_t bytes, std::vector<Part>& out) const override;
 
+  /// The bytes [begin, end) of a class, in parameter order, that one holder of @p lane serves, and
+  /// that contain byte @p at. @pre made for one copy
+  struct Stretch {
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+  };
+  Stretch stretch(std::uint32_t lane, std::uint64_t at) const;
+
  private:
   /// Where the next holder takes over inside a copy.
   struct Boundary {
@@ -72,8 +80,10 @@ class QuotaSplitter final : public Splitter {
     std::uint32_t parameter = 0;
     std::uint64_t offset = 0;  // in the parameter's part of the class
     std::uint32_t holder = 0;  // from here on
+    std::uint64_t at = 0;      // in the lane: copy after copy
   };
   struct Filled {
+    std::uint64_t bytes = 0;                  // of all copies
     std::vector<std::uint32_t> first_holder;  // [copy]
     std::vector<Boundary> boundaries;
   };

@@ -316,6 +316,29 @@ BOOST_AUTO_TEST_CASE(simulate_says_how_long_and_which_port) {
   BOOST_TEST(m2n(folder, {"inspect", "s.h5"}).status == 0);
 }
 
+BOOST_AUTO_TEST_CASE(simulated_ports_share_as_told) {
+  const TemporaryFolder folder;
+  folder.write("p.json", kProblem);
+  const auto seconds = [&](const std::string& sharing) {
+    const Outcome outcome = m2n(folder, {"simulate", "p.json", "--json", sharing});
+    BOOST_TEST_REQUIRE(outcome.status == 0, outcome.err);
+    return json::parse(outcome.out).at("simulated_seconds").to_number<double>();
+  };
+  BOOST_TEST(seconds("--simulate.sharing=in_order") >= seconds("--simulate.sharing=fair"));
+  BOOST_TEST(seconds("--simulate.in_flight=1") >= seconds("--simulate.sharing=proportional"));
+  for (const auto& [flags, words] :
+       {std::pair<std::vector<std::string>, std::string>{{"--simulate.sharing=loud"},
+                                                         "proportional"},
+        {{"--simulate.in_flight=-1"}, "in_flight"},
+        {{"--simulate.in_flight=2", "--simulate.sharing=in_order"}, "in_order"}}) {
+    std::vector<std::string> words_of_command = {"simulate", "p.json"};
+    words_of_command.insert(words_of_command.end(), flags.begin(), flags.end());
+    const Outcome refused = m2n(folder, words_of_command);
+    BOOST_TEST(refused.status == 2);
+    BOOST_TEST(refused.err.find(words) != std::string::npos, refused.err);
+  }
+}
+
 BOOST_AUTO_TEST_CASE(relabel_keeps_bytes_local_where_ranks_are_on_both_sides) {
   const TemporaryFolder folder;  // rank r holds rows of part 1 - r: swapped, all is on the spot
   folder.write("p.json", problem(R"json({"mesh": {"dims": [2], "ranks": [0, 1]},

@@ -10,7 +10,6 @@
 #include <bit>
 #include <boost/test/unit_test.hpp>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <iostream>
 #include <mutex>
@@ -20,6 +19,7 @@
 #include "core/rendezvous/thread_group.hpp"
 #include "core/tensor/cast.hpp"
 #include "tests/support/placed_problem.hpp"
+#include "tests/support/random_cases.hpp"
 #include "tests/support/ranks.hpp"
 
 namespace m2n {
@@ -180,11 +180,6 @@ class Lane {
   Registries registries_;
 };
 
-std::uint64_t case_count() {
-  const char* const given = std::getenv("M2N_TEST_CASES");  // NOLINT(concurrency-mt-unsafe)
-  return given != nullptr ? std::strtoull(given, nullptr, 10) : 20'000;
-}
-
 using MakeGroups = std::vector<std::unique_ptr<Group>> (*)(Rank);
 
 /// @p cases random problems through @p transport, in as many worlds as there are processors.
@@ -237,12 +232,12 @@ BOOST_AUTO_TEST_SUITE(transports)
 BOOST_AUTO_TEST_SUITE(property)
 
 BOOST_AUTO_TEST_CASE(every_random_problem_arrives_element_by_element) {
-  check_random_problems(case_count(), "loopback", make_thread_groups);
+  check_random_problems(testing::random_cases(), "loopback", make_thread_groups);
 }
 
 /// The path between processes, in threads: what arrives does not depend on the difference.
 BOOST_AUTO_TEST_CASE(every_random_problem_arrives_through_shared_memory) {
-  check_random_problems(case_count() / 10, "loopback", testing::make_groups_apart);
+  check_random_problems(testing::random_cases() / 10, "loopback", testing::make_groups_apart);
 }
 
 BOOST_AUTO_TEST_SUITE_END()
