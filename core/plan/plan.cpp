@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
+#include <unordered_map>
 #include <utility>
 
 #include "core/error.hpp"
@@ -21,6 +23,17 @@ Rank Pattern::rank_of(std::uint32_t holding) const {
     return geometry.destination->piece_ranks()[holding - sources];
   }
   return scratch[holding - sources - destinations].rank;
+}
+
+std::vector<bool> Pattern::holdings_of(Rank rank) const {
+  const std::size_t holdings =
+      geometry.source_count() + geometry.destination_count() + scratch.size();
+  std::vector<bool> held;
+  held.reserve(holdings);
+  for (std::uint32_t holding = 0; holding < holdings; ++holding) {
+    held.push_back(rank_of(holding) == rank);
+  }
+  return held;
 }
 
 Role Pattern::role_of(std::uint32_t holding) const {
@@ -122,18 +135,59 @@ bool merge(Region& last, const Region& next) {
 
 /// A region that is still to be written out: whose parameter's, and which of its pattern's.
 struct PendingRegion {
-  std::uint64_t stage_and_peer = 0;
   std::uint32_t parameter = 0;
   std::uint32_t number = 0;
-
-  friend auto operator<=>(const PendingRegion&, const PendingRegion&) = default;
 };
 
-PendingRegion pending(const Region& region, std::uint32_t first_stage, Rank peer,
-                      std::uint32_t parameter, std::uint32_t number) {
-  return {std::uint64_t{first_stage + region.stage} << 32 | static_cast<std::uint32_t>(peer),
-          parameter, number};
-}
+/// Regions in parameter order, to be taken out by stage, then peer, then in that same order. Cost:
+/// linear, but for the logarithm of the distinct pairs of stage and peer.
+class PendingRegions {
+ public:
+  void add(std::uint32_t stage, Rank peer, const PendingRegion& region) {
+    const std::uint64_t key = std::uint64_t{stage} << 32 | static_cast<std::uint32_t>(peer);
+    if (runs_.empty() || key != last_key_) {
+      const auto [at, added] = run_of_.try_emplace(key, runs_.size());
+      if (added) {
+        runs_.push_back({key, 0});
+      }
+      last_key_ = key;
+      last_run_ = static_cast<std::uint32_t>(at->second);
+    }
+    ++runs_[last_run_].count;
+    regions_.push_back(region);
+    run_of_region_.push_back(last_run_);
+  }
+
+  std::vector<PendingRegion> take() && {
+    std::vector<std::uint32_t> order(runs_.size());
+    std::iota(order.begin(), order.end(), 0U);
+    std::sort(order.begin(), order.end(),
+              [&](std::uint32_t a, std::uint32_t b) { return runs_[a].key < runs_[b].key; });
+    std::vector<std::size_t> next(runs_.size());
+    std::size_t begin = 0;
+    for (const std::uint32_t run : order) {
+      next[run] = begin;
+      begin += runs_[run].count;
+    }
+    std::vector<PendingRegion> out(regions_.size());
+    for (std::size_t i = 0; i < regions_.size(); ++i) {
+      out[next[run_of_region_[i]]++] = regions_[i];
+    }
+    return out;
+  }
+
+ private:
+  struct Run {
+    std::uint64_t key = 0;  // stage, peer
+    std::size_t count = 0;
+  };
+  std::vector<Run> runs_;
+  std::unordered_map<std::uint64_t, std::size_t> run_of_;
+  std::uint64_t last_key_ = 0;
+  std::uint32_t last_run_ = 0;
+  std::vector<PendingRegion> regions_;
+  std::vector<std::uint32_t> run_of_region_;
+};
 
 }  // namespace
 
@@ -147,8 +201,9 @@ Program make_program(const Plan& plan, const Problem& problem, Rank rank) {
   std::vector<std::vector<Region>> own(plan.patterns.size());  // of each pattern
   for (std::size_t p = 0; p < plan.patterns.size(); ++p) {
     const Pattern& pattern = plan.patterns[p];
+    const std::vector<bool> held = pattern.holdings_of(rank);
     for (const Move& move : pattern.moves) {
-      if (pattern.rank_of(move.from) == rank || pattern.rank_of(move.to) == rank) {
+      if (held[move.from] || held[move.to]) {
         own[p].push_back(region_of(pattern, move));
       }
     }
@@ -162,10 +217,10 @@ Program make_program(const Plan& plan, const Problem& problem, Rank rank) {
       }
     }
   }
-  // Small entries are sorted, by stage and then peer; each region is written once, in its place.
-  std::vector<PendingRegion> sends;
-  std::vector<PendingRegion> receives;
-  std::vector<PendingRegion> copies;
+  // Small entries are put in order; each region is written once, in its place.
+  PendingRegions sends;
+  PendingRegions receives;
+  PendingRegions copies;
   for (std::size_t i = 0; i < plan.pattern_of.size(); ++i) {
     const auto parameter = static_cast<std::uint32_t>(i);
     const std::vector<Region>& regions = own[plan.pattern_of[i]];
@@ -176,13 +231,13 @@ Program make_program(const Plan& plan, const Problem& problem, Rank rank) {
       (sent && received ? copies
        : sent           ? sends
                         : receives)
-          .push_back(pending(region, plan.first_stage[i], sent ? region.to.rank : region.from.rank,
-                             parameter, number));
+          .add(plan.first_stage[i] + region.stage, sent ? region.to.rank : region.from.rank,
+               {parameter, number});
     }
   }
   // Both ends of a pair see the same sequence, so they merge neighbours alike.
-  const auto write_out = [&](std::vector<PendingRegion>& entries, std::vector<Region>& out) {
-    std::sort(entries.begin(), entries.end());
+  const auto write_out = [&](PendingRegions& pending, std::vector<Region>& out) {
+    const std::vector<PendingRegion> entries = std::move(pending).take();
     out.reserve(entries.size());
     for (const PendingRegion& entry : entries) {
       Region& region = out.emplace_back(own[plan.pattern_of[entry.parameter]][entry.number]);

@@ -58,6 +58,7 @@ struct Pattern {
   std::vector<ScratchPiece> scratch;
 
   Rank rank_of(std::uint32_t holding) const;
+  std::vector<bool> holdings_of(Rank rank) const;  ///< [holding] whether it is the rank's.
   Role role_of(std::uint32_t holding) const;
   const Box& box_of(std::uint32_t holding) const;
   /// Bytes on the wire of a move: its box at the destination's dtype.

@@ -124,12 +124,7 @@ std::uint32_t PlanBuilder::add(Pattern pattern) {
   pattern_digests_.push_back(digest_of(pattern, layout_digest(*pattern.geometry.source),
                                        layout_digest(*pattern.geometry.destination)));
   if (only_) {
-    std::vector<bool> own;  // [holding]
-    const std::size_t holdings = pattern.geometry.source_count() +
-                                 pattern.geometry.destination_count() + pattern.scratch.size();
-    for (std::uint32_t holding = 0; holding < holdings; ++holding) {
-      own.push_back(pattern.rank_of(holding) == *only_);
-    }
+    const std::vector<bool> own = pattern.holdings_of(*only_);
     std::vector<Move> kept;
     std::copy_if(pattern.moves.begin(), pattern.moves.end(), std::back_inserter(kept),
                  [&](const Move& move) { return own[move.from] || own[move.to]; });
