@@ -15,6 +15,7 @@
 #include "core/rendezvous/addresses.hpp"
 #include "core/rendezvous/connection.hpp"
 #include "core/rendezvous/identity.hpp"
+#include "core/rendezvous/secrets.hpp"
 #include "core/rendezvous/wire.hpp"
 #include "core/rendezvous/world_group.hpp"
 
@@ -378,9 +379,9 @@ class ProcessGroup final : public WorldGroup {
 /// Tries once. @return null, with @p why, when it may work later.
 std::unique_ptr<WorldGroup> try_join(const WorldOptions& options, Deadline deadline,
                                      std::string& why) {
-  Connection connection = Connection::open(options.address, options.port, deadline);
+  Connection connection(StreamSocket::open(options.address, options.port, deadline));
   const Frame challenge = connection.receive(deadline, wire::kMaxHelloBytes);
-  if (challenge.header.kind != Kind::challenge || challenge.payload.size() != wire::kNonceBytes) {
+  if (challenge.header.kind != Kind::challenge || challenge.payload.size() != kNonceBytes) {
     throw Malformed("a challenge that is none");
   }
   wire::Hello hello;
@@ -390,7 +391,7 @@ std::unique_ptr<WorldGroup> try_join(const WorldOptions& options, Deadline deadl
   hello.size = options.size;
   hello.peer = this_peer();
   hello.wait_us = wait_us(deadline);
-  hello.nonce = wire::make_nonce();
+  hello.nonce = make_nonce();
   connection.send(Kind::hello, 0, wire::encode_hello(hello, options.token, challenge.payload),
                   deadline);
   const Frame answer = connection.receive(with_grace(deadline), wire::kMaxAnswerBytes);
@@ -416,7 +417,7 @@ std::unique_ptr<WorldGroup> try_join(const WorldOptions& options, Deadline deadl
       terms.max_value_bytes = reader.u64();
       const std::string_view proof = reader.text(wire::kMaxHelloBytes);
       reader.end();
-      if (!wire::equal_secrets(proof, wire::welcome_proof(options.token, hello.nonce))) {
+      if (!equal_secrets(proof, wire::welcome_proof(options.token, hello.nonce))) {
         throw Error(Errc::bad_argument, "phase 'rendezvous': the store at " +
                                             endpoint_text(options.address, options.port) +
                                             " does not know the token of this job");

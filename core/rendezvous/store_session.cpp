@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/rendezvous/secrets.hpp"
 
 namespace m2n {
 
@@ -52,7 +53,7 @@ void StoreSession::start() {
     }
   });
   guarded([&] {
-    challenge_ = wire::make_nonce();
+    challenge_ = make_nonce();
     deliver(Kind::challenge, 0, std::make_shared<const std::string>(challenge_));
     read_header();
   });

@@ -2,13 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/rendezvous/wire.hpp"
 
-#include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
-#include <openssl/rand.h>
-
 #include <limits>
 #include <utility>
+
+#include "core/rendezvous/secrets.hpp"
 
 namespace m2n::wire {
 namespace {
@@ -25,18 +22,6 @@ std::uint64_t get_u64(const char* at) {
     value |= std::uint64_t{static_cast<unsigned char>(at[byte])} << (8 * byte);
   }
   return value;
-}
-
-std::string keyed_hash(const std::string& key, std::string_view text) {
-  unsigned char hash[EVP_MAX_MD_SIZE];
-  unsigned size = 0;
-  if (key.size() > static_cast<std::size_t>(std::numeric_limits<int>::max()) ||
-      ::HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
-             reinterpret_cast<const unsigned char*>(text.data()), text.size(), hash,
-             &size) == nullptr) {
-    throw Error(Errc::bad_argument, "cannot hash with the job's token: the library refuses it");
-  }
-  return {reinterpret_cast<const char*>(hash), size};
 }
 
 std::string hello_proof(const std::string& token, std::string_view challenge,
@@ -162,18 +147,6 @@ void Reader::end() const {
   }
 }
 
-std::string make_nonce() {
-  unsigned char bytes[kNonceBytes];
-  if (::RAND_bytes(bytes, sizeof bytes) != 1) {
-    throw Error(Errc::unavailable, "this machine has no random numbers for a handshake");
-  }
-  return {reinterpret_cast<const char*>(bytes), sizeof bytes};
-}
-
-bool equal_secrets(std::string_view a, std::string_view b) {
-  return a.size() == b.size() && ::CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
-}
-
 std::string encode_hello(const Hello& hello, const std::string& token, std::string_view challenge) {
   Writer fields;
   fields.text(kMagic).u64(hello.epoch).text(hello.world).rank(hello.rank).rank(hello.size);
@@ -202,7 +175,7 @@ Hello decode_hello(std::string_view payload, const std::string& token, std::stri
   hello.peer.pid = static_cast<std::int64_t>(reader.u64());
   hello.wait_us = reader.u64();
   hello.nonce = std::string(reader.text(kNonceBytes));
-  const std::string_view proof = reader.text(EVP_MAX_MD_SIZE);
+  const std::string_view proof = reader.text(kMaxHashBytes);
   reader.end();
   const std::string_view fields = payload.substr(0, payload.size() - proof.size() - 8);
   if (!equal_secrets(proof, hello_proof(token, challenge, fields))) {

@@ -23,7 +23,6 @@
 namespace m2n::wire {
 
 inline constexpr std::size_t kHeaderBytes = 17;
-inline constexpr std::size_t kNonceBytes = 32;
 /// Longest frame from somebody who has not proved to know the token.
 inline constexpr std::uint64_t kMaxHelloBytes = 8192;
 /// Longest answer to a greeting.
@@ -117,9 +116,6 @@ std::string encode_hello(const Hello& hello, const std::string& token, std::stri
 Hello decode_hello(std::string_view payload, const std::string& token, std::string_view challenge);
 /// The server's proof, over the client's nonce.
 std::string welcome_proof(const std::string& token, std::string_view nonce);
-bool equal_secrets(std::string_view a, std::string_view b);
-/// Unpredictable bytes.
-std::string make_nonce();
 
 /// First byte of the answers about keys.
 enum class KeyStatus : std::uint8_t { found, absent, refused };
