@@ -19,6 +19,10 @@ using Deadline = std::chrono::steady_clock::time_point;
 inline Deadline deadline_in(std::chrono::milliseconds span) {
   return std::chrono::steady_clock::now() + span;
 }
+/// @p span after @p deadline, and never past the end of time.
+inline Deadline later(Deadline deadline, std::chrono::milliseconds span) {
+  return deadline > Deadline::max() - span ? Deadline::max() : deadline + span;
+}
 
 /// Ranks [0, size) of one world.
 ///

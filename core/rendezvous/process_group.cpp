@@ -43,11 +43,6 @@ std::uint64_t wait_us(Deadline deadline) {
   return static_cast<std::uint64_t>(std::max<std::int64_t>(left.count(), 0));
 }
 
-/// kStoreGrace later, and never past the end of time.
-Deadline with_grace(Deadline deadline) {
-  return deadline > Deadline::max() - kStoreGrace ? deadline : deadline + kStoreGrace;
-}
-
 std::string in_phase(std::string_view phase) { return "phase '" + std::string(phase) + "'"; }
 
 struct Failure {
@@ -273,7 +268,7 @@ class ProcessGroup final : public WorldGroup {
     if (known_failure().has_value()) {
       raise();
     }
-    const Deadline patience = with_grace(deadline);
+    const Deadline patience = later(deadline, kStoreGrace);
     const std::uint64_t request = ++request_;
     try {
       try {
@@ -394,7 +389,7 @@ std::unique_ptr<WorldGroup> try_join(const WorldOptions& options, Deadline deadl
   hello.nonce = make_nonce();
   connection.send(Kind::hello, 0, wire::encode_hello(hello, options.token, challenge.payload),
                   deadline);
-  const Frame answer = connection.receive(with_grace(deadline), wire::kMaxAnswerBytes);
+  const Frame answer = connection.receive(later(deadline, kStoreGrace), wire::kMaxAnswerBytes);
   Reader reader(answer.payload);
   switch (answer.header.kind) {
     case Kind::refused: {

@@ -2,11 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/rendezvous/store_server.hpp"
 
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -14,10 +9,12 @@
 #include <boost/asio/steady_timer.hpp>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/rendezvous/acceptor.hpp"
 #include "core/rendezvous/addresses.hpp"
 #include "core/rendezvous/store_session.hpp"
 
@@ -31,8 +28,6 @@ namespace {
 
 /// How long the end of a server waits for clients to take their last answers.
 constexpr std::chrono::milliseconds kLastWords{1000};
-/// After a failed accept (no descriptors left, say).
-constexpr std::chrono::milliseconds kAcceptPause{20};
 
 }  // namespace
 
@@ -48,11 +43,10 @@ class StoreServer::Impl {
     }
     expects(store_.options.epoch != kCurrentEpoch, "a store's epoch to be 1 or more");
     store_.changed = [this] { changed(); };
-    acceptor_.assign(address_.find(':') == std::string::npos ? tcp::v4() : tcp::v6(),
-                     socket.descriptor());
-    socket.release();
-    accept();
-    thread_ = std::thread([this] { run(); });
+    acceptor_.emplace(
+        io_, std::move(socket), [this](tcp::socket client) { welcome(std::move(client)); },
+        [this] { push_out(); });
+    thread_ = std::thread([this] { run_to_end(io_); });
   }
 
   Impl(const Impl&) = delete;
@@ -86,48 +80,17 @@ class StoreServer::Impl {
   }
 
  private:
-  void run() {
-    for (;;) {
-      try {
-        io_.run();
-        return;
-      } catch (const std::exception&) {
-        // Out of memory for one client; the others go on.
-      }
-    }
-  }
-
-  void accept() {
-    acceptor_.async_accept([this](error_code error, tcp::socket socket) {
-      if (error == asio::error::operation_aborted) {
-        return;
-      }
-      if (error) {
-        if (!store_.strangers.empty()) {
-          store_.strangers.front()->close("pushed out");
-        }
-        pause_.expires_after(kAcceptPause);
-        pause_.async_wait([this](error_code stopped) {
-          if (!stopped) {
-            accept();
-          }
-        });
-        return;
-      }
-      welcome(std::move(socket));
-      accept();
-    });
-  }
-
-  void welcome(tcp::socket socket) {
-    ::fcntl(socket.native_handle(), F_SETFD, FD_CLOEXEC);
-    error_code ignored;
-    socket.set_option(tcp::no_delay(true), ignored);
-    socket.set_option(asio::socket_base::keep_alive(true), ignored);
+  void welcome(tcp::socket client) {
     if (store_.strangers.size() >= store_.options.max_strangers) {
+      push_out();
+    }
+    std::make_shared<StoreSession>(std::move(client), store_)->start();
+  }
+
+  void push_out() {
+    if (!store_.strangers.empty()) {
       store_.strangers.front()->close("pushed out");
     }
-    std::make_shared<StoreSession>(std::move(socket), store_)->start();
   }
 
   /// Sets the timer to the worlds' next deadline.
@@ -173,9 +136,7 @@ class StoreServer::Impl {
 
   void end() {
     ending_ = true;
-    error_code ignored;
-    acceptor_.close(ignored);
-    pause_.cancel();
+    acceptor_->close();
     timer_.cancel();
     while (!store_.strangers.empty()) {
       store_.strangers.front()->close("the store closed");
@@ -202,9 +163,8 @@ class StoreServer::Impl {
   std::uint16_t port_ = 0;
   StoreState store_;
   asio::io_context io_{1};
-  tcp::acceptor acceptor_{io_};
+  std::optional<Acceptor> acceptor_;
   asio::steady_timer timer_{io_};
-  asio::steady_timer pause_{io_};
   std::optional<Deadline> armed_;
   bool ending_ = false;
   std::mutex mutex_;
