@@ -32,7 +32,7 @@ double median(std::vector<double> values) {
 
 /// Compares a rank's destination with the oracle: the live model where there is one, and otherwise
 /// the pieces.
-Verdict verify_rank(const Job& job, const RankView& view) {
+Comparison verify_rank(const Job& job, const RankView& view) {
   if (view.sink == nullptr) {
     return {};
   }
@@ -51,7 +51,7 @@ struct Result {
   std::string digest;
   double plan_seconds = 0;
   LocalJobReport job;
-  std::optional<Verdict> verdict;
+  std::optional<Comparison> verdict;
 
   double seconds() const { return median(job.round_seconds); }
   double gb_per_s() const {
@@ -155,7 +155,7 @@ int run_command(const Arguments& arguments) {
       std::chrono::milliseconds(static_cast<std::int64_t>(experiment.deadline_seconds * 1000));
   options.limits.pool_bytes = experiment.pool_bytes;
   options.on_phase = [&](std::string_view phase) { progress.phase(phase); };
-  const auto add_verdict = [&](const Verdict& verdict) {
+  const auto add_verdict = [&](const Comparison& verdict) {
     const std::lock_guard lock(verdict_mutex);
     if (!result.verdict) {
       result.verdict.emplace();

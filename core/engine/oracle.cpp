@@ -60,9 +60,9 @@ struct Placed {
   DType dtype;
 };
 
-class Comparison {
+class Comparer {
  public:
-  Comparison(Rank rank, const TensorValues& values) : rank_(rank), values_(values) {
+  Comparer(Rank rank, const TensorValues& values) : rank_(rank), values_(values) {
     for (const TensorInfo& info : values.catalogue()) {
       dtypes_.emplace(info.name, info.dtype);
     }
@@ -96,7 +96,7 @@ class Comparison {
     });
   }
 
-  const Verdict& verdict() const noexcept { return verdict_; }
+  const Comparison& verdict() const noexcept { return verdict_; }
 
  private:
   void compare_block(const std::string& tensor, const Box& box, const Box& block,
@@ -131,7 +131,7 @@ class Comparison {
   Rank rank_;
   const TensorValues& values_;
   std::unordered_map<std::string, DType> dtypes_;
-  Verdict verdict_;
+  Comparison verdict_;
   std::vector<std::byte> source_;
   std::vector<std::byte> cast_;
   std::vector<std::byte> actual_;
@@ -139,7 +139,7 @@ class Comparison {
 
 }  // namespace
 
-void Verdict::add(const Verdict& other) {
+void Comparison::add(const Comparison& other) {
   elements += other.elements;
   if (wrong == 0) {
     first = other.first;
@@ -147,9 +147,9 @@ void Verdict::add(const Verdict& other) {
   wrong += other.wrong;
 }
 
-Verdict verify_pieces(const Problem& problem, Rank rank, const std::vector<LocalBuffer>& buffers,
-                      const TensorValues& values, const std::vector<Resolution>& resolutions) {
-  Comparison comparison(rank, values);
+Comparison verify_pieces(const Problem& problem, Rank rank, const std::vector<LocalBuffer>& buffers,
+                         const TensorValues& values, const std::vector<Resolution>& resolutions) {
+  Comparer comparer(rank, values);
   for (std::size_t i = 0; i < problem.parameters().size(); ++i) {
     if (!resolutions.empty() && resolutions[i].mode == Mode::fallback) {
       continue;
@@ -158,30 +158,30 @@ Verdict verify_pieces(const Problem& problem, Rank rank, const std::vector<Local
     for (const RankPiece& entry : parameter.destination.layout->pieces_of(rank)) {
       const View& view = entry.piece.view;
       const std::uint32_t buffer = problem.buffers(Role::destination).of_parameter[i][view.buffer];
-      comparison.compare(
+      comparer.compare(
           parameter.name, entry.piece.box,
           {buffers[buffer].data + view.offset_bytes, view.strides, parameter.destination_dtype()},
           "buffer '" + problem.buffers(Role::destination).names[buffer] + "'");
     }
   }
-  return comparison.verdict();
+  return comparer.verdict();
 }
 
-Verdict verify_full(Rank rank, const FullTensor& tensor, const TensorValues& values) {
-  Comparison comparison(rank, values);
+Comparison verify_full(Rank rank, const FullTensor& tensor, const TensorValues& values) {
+  Comparer comparer(rank, values);
   const std::string name(tensor.name);
-  comparison.compare(name, Box::whole(tensor.shape),
-                     {tensor.data, row_major(tensor.shape), tensor.dtype}, "full tensor");
-  return comparison.verdict();
+  comparer.compare(name, Box::whole(tensor.shape),
+                   {tensor.data, row_major(tensor.shape), tensor.dtype}, "full tensor");
+  return comparer.verdict();
 }
 
-Verdict verify_model(const WorkerModel& model, Rank rank, const std::vector<LiveParameter>& live,
-                     const TensorValues& values) {
+Comparison verify_model(const WorkerModel& model, Rank rank, const std::vector<LiveParameter>& live,
+                        const TensorValues& values) {
   std::unordered_map<std::string_view, const LiveParameter*> by_name;
   for (const LiveParameter& parameter : live) {
     by_name.emplace(parameter.name, &parameter);
   }
-  Comparison comparison(rank, values);
+  Comparer comparer(rank, values);
   for (const WorkerParameter& parameter : model.parameters) {
     const auto found = by_name.find(parameter.name);
     if (found == by_name.end()) {
@@ -195,9 +195,9 @@ Verdict verify_model(const WorkerModel& model, Rank rank, const std::vector<Live
     const auto item = static_cast<Index>(bytes_of(kept.dtype));
     const std::string where = "parameter '" + parameter.name + "'";
     for (const Section& section : parameter.sections) {
-      comparison.compare(section.tensor, section.box,
-                         {kept.buffer.data + section.offset * item, section.strides, kept.dtype},
-                         where);
+      comparer.compare(section.tensor, section.box,
+                       {kept.buffer.data + section.offset * item, section.strides, kept.dtype},
+                       where);
     }
     const Strides strides = row_major(kept.shape);
     for (const Box& box : parameter.padding) {
@@ -205,10 +205,10 @@ Verdict verify_model(const WorkerModel& model, Rank rank, const std::vector<Live
       for (std::size_t d = 0; d < box.rank(); ++d) {
         offset += box.lo[d] * strides[d];
       }
-      comparison.compare_zero(box, {kept.buffer.data + offset * item, strides, kept.dtype}, where);
+      comparer.compare_zero(box, {kept.buffer.data + offset * item, strides, kept.dtype}, where);
     }
   }
-  return comparison.verdict();
+  return comparer.verdict();
 }
 
 }  // namespace m2n

@@ -166,13 +166,13 @@ BOOST_AUTO_TEST_CASE(one_wrong_byte_is_found_and_named) {
       return;
     }
     const auto& buffers = view.buffers->destination;
-    const Verdict right = verify_pieces(*setup.problem, view.rank, buffers, *setup.values);
+    const Comparison right = verify_pieces(*setup.problem, view.rank, buffers, *setup.values);
     if (!right.ok() || right.elements != 24) {
       throw std::runtime_error("right bytes were called wrong: " + right.first);
     }
     // Row 3, local column 2 of 'b': the last element of the buffer.
     buffers[1].data[buffers[1].bytes - 2] ^= std::byte{1};
-    const Verdict wrong = verify_pieces(*setup.problem, view.rank, buffers, *setup.values);
+    const Comparison wrong = verify_pieces(*setup.problem, view.rank, buffers, *setup.values);
     const std::string element = view.rank == 2 ? "[3, 2] of 'b'" : "[3, 5] of 'b'";
     if (wrong.wrong != 1 || wrong.first.find(element) == std::string::npos) {
       throw std::runtime_error("a wrong byte was not named: " + wrong.first);
@@ -190,11 +190,11 @@ BOOST_AUTO_TEST_CASE(padding_that_is_not_zero_is_wrong) {
       {{"a", DType::f32, {8}, {{"a", {{0, 0}, {1, 6}}, 0, {6, 1}}}, {{{6}, {8}}}}}};
   const std::vector<LiveParameter> parameters = {
       {"a", DType::f32, {8}, {reinterpret_cast<std::byte*>(live.data()), 32, {}, 0}}};
-  const Verdict right = verify_model(model, 0, parameters, *setup.values);
+  const Comparison right = verify_model(model, 0, parameters, *setup.values);
   BOOST_TEST(right.ok(), right.first);
   BOOST_TEST(right.elements == 8U);
   live[7] = 1;
-  const Verdict wrong = verify_model(model, 0, parameters, *setup.values);
+  const Comparison wrong = verify_model(model, 0, parameters, *setup.values);
   BOOST_TEST(wrong.wrong == 1U);
   BOOST_TEST(wrong.first.find("padding") != std::string::npos, wrong.first);
 }

@@ -216,19 +216,19 @@ BOOST_DATA_TEST_CASE(full_tensors_come_in_declared_order_with_the_right_bytes,
                      planner) {
   const Setup setup(pairs(4));
   std::mutex mutex;
-  Verdict verdict;
+  Comparison verdict;
   std::vector<std::vector<std::string>> names(kWorld);
   LocalJobOptions options = options_with_pool(7 * 64);
   options.inspect_full = [&](Rank rank, std::size_t index, const FullTensor& tensor) {
-    const Verdict one = verify_full(rank, tensor, *setup.values);
+    const Comparison one = verify_full(rank, tensor, *setup.values);
     const std::lock_guard lock(mutex);
     verdict.add(one);
     names[static_cast<std::size_t>(rank)].push_back(setup.params[index].name);
   };
   options.inspect = [&](const RankView& view) {
     if (view.sink != nullptr) {
-      const Verdict one = verify_pieces(*setup.problem, view.rank, view.buffers->destination,
-                                        *setup.values, setup.resolutions);
+      const Comparison one = verify_pieces(*setup.problem, view.rank, view.buffers->destination,
+                                           *setup.values, setup.resolutions);
       const std::lock_guard lock(mutex);
       verdict.add(one);
     }
@@ -283,7 +283,7 @@ BOOST_AUTO_TEST_CASE(a_loader_that_keeps_a_group_is_refused_the_next_and_sees_no
 BOOST_AUTO_TEST_CASE(a_loader_that_waits_for_the_second_half_reads_the_first_unchanged) {
   const Setup setup(pairs(6));
   std::mutex mutex;
-  Verdict verdict;
+  Comparison verdict;
   const auto deferred = [&](TensorStream& stream) {
     std::vector<FullTensor> pair;
     while (auto tensor = stream.next()) {
@@ -291,7 +291,7 @@ BOOST_AUTO_TEST_CASE(a_loader_that_waits_for_the_second_half_reads_the_first_unc
       tensor.reset();
       if (pair.size() == 2) {
         for (const FullTensor& half : pair) {
-          const Verdict one = verify_full(0, half, *setup.values);
+          const Comparison one = verify_full(0, half, *setup.values);
           const std::lock_guard lock(mutex);
           verdict.add(one);
         }
