@@ -6,6 +6,7 @@
 /// Transports: run a program's rounds between the ranks of a group.
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -24,6 +25,9 @@ struct PeerTraffic {
   std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;
   std::string path;  ///< How, e.g. "memory", "window", "wire".
+  /// From the first byte until the last, in seconds from start(); NaN where nobody measures.
+  double start_seconds = std::numeric_limits<double>::quiet_NaN();
+  double end_seconds = std::numeric_limits<double>::quiet_NaN();
 };
 
 /// One rank's measurements of one round.

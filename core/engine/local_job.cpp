@@ -61,13 +61,14 @@ class FirstError {
 class RankRun {
  public:
   RankRun(const Problem& problem, const Plan& plan, const std::vector<Resolution>& resolutions,
-          const LocalJobOptions& options, LocalRank& parts, Group& group)
+          const LocalJobOptions& options, LocalRank& parts, Group& group, Clock::time_point began)
       : problem_(problem),
         plan_(plan),
         resolutions_(resolutions),
         options_(options),
         parts_(parts),
-        group_(group) {}
+        group_(group),
+        began_(began) {}
 
   void run() {
     report("connect");
@@ -86,7 +87,7 @@ class RankRun {
     prepare_seconds = seconds_since(start);
 
     for (std::uint64_t version = 1; version <= options_.rounds; ++version) {
-      report("round");
+      report("round", version);
       run_round(round, version);
     }
     report("inspect");
@@ -94,16 +95,23 @@ class RankRun {
       options_.inspect({group_.rank(), &round.buffers(), parts_.sink.get()});
     }
     group_.barrier("end", deadline());
+    phases.back().end_seconds = seconds_since(began_);
   }
 
   double connect_seconds = 0;
   double prepare_seconds = 0;
   std::vector<RoundReport> rounds;
+  std::vector<PhaseTime> phases;
 
  private:
   Deadline deadline() const { return deadline_in(options_.deadline); }
 
-  void report(std::string_view phase) const {
+  void report(std::string_view phase, std::uint64_t version = 0) {
+    const double now = seconds_since(began_);
+    if (!phases.empty()) {
+      phases.back().end_seconds = now;
+    }
+    phases.push_back({std::string(phase), version, now, now});
     if (options_.on_phase) {
       options_.on_phase(phase);
     }
@@ -151,6 +159,7 @@ class RankRun {
   const LocalJobOptions& options_;
   LocalRank& parts_;
   Group& group_;
+  Clock::time_point began_;
 };
 
 }  // namespace
@@ -163,12 +172,13 @@ LocalJobReport run_local_job(const Problem& problem, const Plan& plan,
       make_thread_groups(std::max<Rank>(1, problem.world_size()));
   std::vector<std::unique_ptr<RankRun>> runs(ranks.size());
   FirstError first_error;
+  const auto began = Clock::now();
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     threads.emplace_back([&, i] {
       try {
-        runs[i] =
-            std::make_unique<RankRun>(problem, plan, resolutions, options, ranks[i], *groups[i]);
+        runs[i] = std::make_unique<RankRun>(problem, plan, resolutions, options, ranks[i],
+                                            *groups[i], began);
         runs[i]->run();
       } catch (...) {
         first_error.set(groups[i]->rank(), std::current_exception());
@@ -185,6 +195,7 @@ LocalJobReport run_local_job(const Problem& problem, const Plan& plan,
   report.round_seconds.assign(options.rounds, 0);
   report.rounds.resize(options.rounds);
   for (const auto& run : runs) {
+    report.phases.push_back(run->phases);
     report.connect_seconds = std::max(report.connect_seconds, run->connect_seconds);
     report.prepare_seconds = std::max(report.prepare_seconds, run->prepare_seconds);
     for (std::size_t round = 0; round < options.rounds; ++round) {

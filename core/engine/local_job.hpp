@@ -8,6 +8,8 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/api/sink.hpp"
@@ -46,12 +48,21 @@ struct LocalJobOptions {
   RoundLimits limits;
 };
 
+/// How long one rank was in one phase, in seconds from the start of the job.
+struct PhaseTime {
+  std::string phase;
+  std::uint64_t version = 0;  ///< Of a round; 0 outside of rounds.
+  double start_seconds = 0;
+  double end_seconds = 0;
+};
+
 /// Times of the slowest rank, phase by phase, and each rank's rounds.
 struct LocalJobReport {
   double connect_seconds = 0;
   double prepare_seconds = 0;
   std::vector<double> round_seconds;             ///< [round]
   std::vector<std::vector<RoundReport>> rounds;  ///< [round][rank]
+  std::vector<std::vector<PhaseTime>> phases;    ///< [rank], in order
 };
 
 /// Runs rounds of @p plan. @p ranks has one entry a rank of the problem's world, @p resolutions one

@@ -2,11 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <boost/json.hpp>
-#include <cstring>
 #include <iomanip>
 #include <map>
 #include <numeric>
-#include <span>
 #include <sstream>
 
 #include "core/error.hpp"
@@ -20,20 +18,6 @@ namespace json = boost::json;
 
 /// Facts up to this long are shown; of the others, their size.
 constexpr std::size_t kShownBytes = 80;
-
-template <class Value>
-std::vector<Value> column(const DumpReader& dump, const std::string& path) {
-  const std::vector<std::byte> bytes = dump.bytes(path);
-  if (bytes.size() % sizeof(Value) != 0) {
-    throw Error(Errc::io, "dataset '" + path + "' of '" + dump.file().string() +
-                              "' has elements of the wrong size");
-  }
-  std::vector<Value> values(bytes.size() / sizeof(Value));
-  if (!values.empty()) {
-    std::memcpy(values.data(), bytes.data(), bytes.size());
-  }
-  return values;
-}
 
 struct RankShards {
   std::uint64_t tensors = 0;
@@ -78,19 +62,19 @@ Summary summarize(const DumpReader& dump) {
                       [&](const DumpEntry& entry) { return entry.path.starts_with(prefix); }));
   };
   if (has("/params/bytes")) {
-    const auto bytes = column<std::uint64_t>(dump, "/params/bytes");
+    const auto bytes = dump.column<std::uint64_t>("/params/bytes");
     out.parameters = bytes.size();
     out.parameter_bytes = std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
   }
   if (has("/layouts/begin")) {
-    out.layouts = column<std::uint64_t>(dump, "/layouts/begin").size();
+    out.layouts = dump.column<std::uint64_t>("/layouts/begin").size();
   }
   if (has("/plan/bytes") && has("/traffic/bytes")) {
     out.has_plan = true;
-    const auto source = column<std::int32_t>(dump, "/traffic/source");
-    const auto destination = column<std::int32_t>(dump, "/traffic/destination");
-    const auto bytes = column<std::uint64_t>(dump, "/traffic/bytes");
-    const auto regions = column<std::uint64_t>(dump, "/traffic/regions");
+    const auto source = dump.column<std::int32_t>("/traffic/source");
+    const auto destination = dump.column<std::int32_t>("/traffic/destination");
+    const auto bytes = dump.column<std::uint64_t>("/traffic/bytes");
+    const auto regions = dump.column<std::uint64_t>("/traffic/regions");
     if (destination.size() != source.size() || bytes.size() != source.size() ||
         regions.size() != source.size()) {
       throw Error(Errc::io,
@@ -111,11 +95,11 @@ Summary summarize(const DumpReader& dump) {
     }
   }
   if (has("/rounds/version")) {
-    auto versions = column<std::uint64_t>(dump, "/rounds/version");
+    auto versions = dump.column<std::uint64_t>("/rounds/version");
     std::sort(versions.begin(), versions.end());
     out.rounds = static_cast<std::uint64_t>(
         std::distance(versions.begin(), std::unique(versions.begin(), versions.end())));
-    for (const double seconds : column<double>(dump, "/rounds/seconds")) {
+    for (const double seconds : dump.column<double>("/rounds/seconds")) {
       out.slowest_seconds = std::max(out.slowest_seconds, seconds);
     }
   }

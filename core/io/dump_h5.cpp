@@ -343,6 +343,22 @@ Dataset create_dataset(const File& file, const std::string& path, Type type, con
   return {std::move(object), std::move(type), shape, label, false};
 }
 
+namespace {
+
+/// Names the file that an object really lies in, which a link may have led to.
+std::string label_in_own_file(const File& file, const std::string& path, const Object& object) {
+  std::array<char, 4096> name{};
+  const ssize_t length = H5Fget_name(object.id(), name.data(), name.size());
+  if (length <= 0 || static_cast<std::size_t>(length) >= name.size()) {
+    return label_of(file, path);
+  }
+  const std::filesystem::path own = std::string_view(name.data(), static_cast<std::size_t>(length));
+  return own.filename() == file.path.filename() ? label_of(file, path)
+                                                : label_of({Object(), own}, path);
+}
+
+}  // namespace
+
 Dataset open_dataset(const File& file, const std::string& path) {
   Dataset dataset;
   dataset.label = label_of(file, path);
@@ -351,6 +367,7 @@ Dataset open_dataset(const File& file, const std::string& path) {
   }
   dataset.object =
       Object(check(H5Dopen2(file.object.id(), path.c_str(), H5P_DEFAULT), "open", dataset.label));
+  dataset.label = label_in_own_file(file, path, dataset.object);
   dataset.type.object =
       Object(check(H5Dget_type(dataset.object.id()), "ask for the type of", dataset.label));
   dataset.type.bytes = H5Tget_size(dataset.type.object.id());
@@ -458,6 +475,19 @@ void read_runs(const Dataset& dataset, Index start, Index stride, Index count, I
   }
 }
 
+namespace {
+
+/// HDF5 takes the names that a virtual dataset maps for formats.
+std::string no_format(const std::string& name) {
+  std::string out;
+  for (const char c : name) {
+    out.append(c == '%' ? 2 : 1, c);
+  }
+  return out;
+}
+
+}  // namespace
+
 Dataset create_virtual(const File& file, const std::string& path, Type type, const Shape& shape,
                        const std::vector<Mapping>& mappings) {
   const std::string label = label_of(file, path, "virtual dataset");
@@ -474,9 +504,10 @@ Dataset create_virtual(const File& file, const std::string& path, Type type, con
     const Object source = space_of(mapping.source_shape, label);
     select(source, mapping.source_box, label);
     // "." is the file itself, whatever its name becomes.
-    check(
-        H5Pset_virtual(properties.id(), space.id(), ".", mapping.source_path.c_str(), source.id()),
-        "map '" + mapping.source_path + "' into", label);
+    const std::string from = mapping.source_file.empty() ? "." : no_format(mapping.source_file);
+    check(H5Pset_virtual(properties.id(), space.id(), from.c_str(),
+                         no_format(mapping.source_path).c_str(), source.id()),
+          "map '" + mapping.source_path + "' into", label);
   }
   const Object space = space_of(shape, label);
   const Object links = link_properties();
@@ -489,6 +520,14 @@ Dataset create_virtual(const File& file, const std::string& path, Type type, con
 void link(const File& file, const std::string& target, const std::string& path) {
   const Object links = link_properties();
   check(H5Lcreate_soft(target.c_str(), file.object.id(), path.c_str(), links.id(), H5P_DEFAULT),
+        "link", label_of(file, path));
+}
+
+void link_external(const File& file, const std::string& target_file, const std::string& target,
+                   const std::string& path) {
+  const Object links = link_properties();
+  check(H5Lcreate_external(target_file.c_str(), target.c_str(), file.object.id(), path.c_str(),
+                           links.id(), H5P_DEFAULT),
         "link", label_of(file, path));
 }
 
@@ -527,7 +566,7 @@ std::vector<Member> members(const File& file, const std::string& group) {
   const auto take = [](hid_t, const char* name, const H5L_info_t* info, void* data) -> herr_t {
     try {
       static_cast<std::vector<Member>*>(data)->push_back(
-          {name, info->type == H5L_TYPE_HARD ? Kind::other : Kind::link});
+          {name, info->type == H5L_TYPE_SOFT ? Kind::link : Kind::other});
       return 0;
     } catch (...) {  // not through a C library
       return -1;

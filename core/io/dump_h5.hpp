@@ -111,8 +111,9 @@ void read_runs(const Dataset& dataset, Index start, Index stride, Index count, I
                std::byte* data);
 
 /// Global elements start + i * stride + [0, block), i < count, along each dimension, and where they
-/// lie in another dataset of the same file.
+/// lie in another dataset.
 struct Mapping {
+  std::string source_file;  ///< A name in the folder of the file that maps; empty for itself.
   std::string source_path;
   Shape source_shape;
   Box source_box;
@@ -125,6 +126,9 @@ Dataset create_virtual(const File& file, const std::string& path, Type type, con
                        const std::vector<Mapping>& mappings);
 /// A soft link: @p path is another name of @p target.
 void link(const File& file, const std::string& target, const std::string& path);
+/// Likewise of @p target in @p target_file, a name in the folder of @p file.
+void link_external(const File& file, const std::string& target_file, const std::string& target,
+                   const std::string& path);
 void create_group(const File& file, const std::string& path);
 Object open_group(const File& file, const std::string& path);
 
@@ -135,7 +139,8 @@ struct Member {
   std::string name;
   Kind kind = Kind::other;
 };
-/// What a group holds, by name; nothing when there is no such group.
+/// What a group holds, by name; nothing when there is no such group. A link into another file
+/// counts as what it leads to; Kind::link is one inside the file.
 std::vector<Member> members(const File& file, const std::string& group);
 
 /// An object that carries attributes, and its name for messages.

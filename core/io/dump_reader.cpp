@@ -8,6 +8,7 @@
 #include "core/error.hpp"
 #include "core/io/dump.hpp"
 #include "core/io/dump_h5.hpp"
+#include "core/io/dump_reader_impl.hpp"
 #include "core/tensor/copy.hpp"
 
 namespace m2n {
@@ -43,7 +44,8 @@ std::string hex(std::uint64_t word) {
   return out;
 }
 
-/// @return why the dataset's bytes cannot be trusted, or nothing.
+}  // namespace
+
 std::string damage(const h5::Dataset& dataset) {
   const auto expected = h5::word_attribute(h5::owner_of(dataset), "checksum");
   if (!expected) {
@@ -54,6 +56,8 @@ std::string damage(const h5::Dataset& dataset) {
                             : dataset.label + " is damaged: its bytes have the checksum " +
                                   hex(found) + " instead of " + hex(*expected);
 }
+
+namespace {
 
 /// What an element is: m2n's number, or else the word that other programs write, or else nothing.
 std::optional<DType> declared_dtype(const h5::Dataset& dataset) {
@@ -239,12 +243,6 @@ void read_part(const h5::Dataset& dataset, const Shape& extents, Index offset,
 
 }  // namespace
 
-struct DumpReader::Impl {
-  std::filesystem::path path;
-  h5::File file;
-  std::uint32_t schema_version = 0;
-};
-
 DumpReader::DumpReader(const std::filesystem::path& file) {
   const h5::Lock lock;
   impl_ = std::make_unique<Impl>();
@@ -266,6 +264,9 @@ DumpReader::DumpReader(const std::filesystem::path& file) {
   const auto complete = h5::integer_attribute(root, "complete");
   if (!complete || complete->values != std::vector<Index>{1}) {
     throw Error(Errc::io, subject + " was never completed: its writer stopped before the end");
+  }
+  if (h5::exists(impl_->file, "/parts/file")) {
+    expect_parts(file, h5::read_texts(impl_->file, "/parts/file"), fact("run_id").value_or(""));
   }
 }
 
@@ -395,6 +396,19 @@ void DumpReader::read(const DumpShard& shard, std::size_t piece, const Box& inne
 std::vector<std::byte> DumpReader::bytes(const std::string& path) const {
   const h5::Lock lock;
   return read_whole(h5::open_dataset(impl_->file, path));
+}
+
+bool DumpReader::has(const std::string& path) const {
+  const h5::Lock lock;
+  return h5::exists(impl_->file, path);
+}
+
+void DumpReader::expect_items(const std::string& path, std::size_t bytes,
+                              std::size_t item_bytes) const {
+  if (bytes % item_bytes != 0) {
+    throw Error(Errc::io, "dataset '" + path + "' of '" + impl_->path.string() +
+                              "' has elements of the wrong size");
+  }
 }
 
 std::uint64_t DumpReader::verify(const std::string& path) const {

@@ -1,0 +1,33 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#include "core/engine/digests.hpp"
+
+#include "core/tensor/digest.hpp"
+
+namespace m2n {
+
+std::vector<HeldDigest> digests_of(const Problem& problem, Role role, Rank rank,
+                                   const std::vector<LocalBuffer>& buffers) {
+  std::vector<HeldDigest> out;
+  const BufferTable& table = problem.buffers(role);
+  for (std::uint32_t i = 0; i < problem.parameters().size(); ++i) {
+    const Parameter& parameter = problem.parameters()[i];
+    const Layout& layout =
+        *(role == Role::source ? parameter.source : parameter.destination).layout;
+    const auto pieces = layout.pieces_of(rank);
+    if (pieces.empty()) {
+      continue;
+    }
+    std::uint64_t sum = 0;
+    for (const RankPiece& entry : pieces) {
+      const View& view = entry.piece.view;
+      const LocalBuffer& buffer = buffers[table.of_parameter[i][view.buffer]];
+      sum += digest_of_box(parameter.shape, entry.piece.box, layout.dtype(),
+                           buffer.data + view.offset_bytes, view.strides);
+    }
+    out.push_back({i, sum});
+  }
+  return out;
+}
+
+}  // namespace m2n
