@@ -18,5 +18,8 @@ int layout_command(const Arguments& arguments);
 int plan_command(const Arguments& arguments);
 int list_command(const Arguments& arguments);
 int inspect_command(const Arguments& arguments);
+int replay_command(const Arguments& arguments);
+int diff_command(const Arguments& arguments);
+int export_command(const Arguments& arguments);
 
 }  // namespace m2n::cli

@@ -5,7 +5,10 @@
 /// @file
 /// The dump of a command: the experiment, its problem and its plan, and what a run adds.
 
-#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
 
 #include "core/cli/job.hpp"
 #include "core/io/dump.hpp"
@@ -16,6 +19,10 @@ class Dump {
  public:
   /// Opens the experiment's dump file and writes what is known before a run.
   Dump(const Job& job, const Plan& plan);
+  Dump(const Dump&) = delete;
+  Dump& operator=(const Dump&) = delete;
+  /// Without commit() no file is left behind.
+  ~Dump();
   /// Both sides' compact local tensors of one rank, but for those that fell back. Thread-safe.
   void add_shards(const RankView& view);
   /// A tensor that fell back, on its way into load_weights. Thread-safe.
@@ -24,13 +31,22 @@ class Dump {
   /// Link use and staging of every rank, stage by stage, as /results/usage.
   void add_usage(const Plan& plan);
   void add_timeline(const Timeline& timeline) { writer_.timeline(timeline); }
-  void add_rounds(const LocalJobReport& report);
+  /// Rounds, phases and digests.
+  void add_measurements(const LocalJobReport& report, const std::vector<DumpDigest>& digests);
   void commit();
 
  private:
+  /// Where the shards of @p rank go.
+  void write_shard(Role role, Rank rank, const Parameter& parameter, const CompactShard& shard,
+                   const std::byte* bytes);
+
   const Job& job_;
+  DumpOptions options_;
   DumpWriter writer_;
-  std::atomic<bool> shards_ = false;
+  std::mutex mutex_;
+  std::map<Rank, std::unique_ptr<DumpWriter>> parts_;  ///< With dump.per_rank.
+  bool shards_ = false;
+  bool committed_ = false;
 };
 
 }  // namespace m2n::cli

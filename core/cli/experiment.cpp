@@ -171,6 +171,10 @@ po::options_description experiment_flags(Experiment& e) {
           "dump.file", path(), "HDF5 file to write (also --dump)")(
           "dump.shards", po::value<bool>()->default_value(e.dump_shards),
           "also dump every rank's local tensors")(
+          "dump.per_rank", po::value<bool>()->default_value(e.dump_per_rank),
+          "the local tensors of each rank in a file of its own beside the dump")(
+          "dump.deflate", number(e.dump_deflate),
+          "1 to 9: compress with zlib; 0: leave as it is, so that parts are read at once")(
           "plugin", po::value<std::vector<std::string>>()->composing(),
           "shared library with more plug-ins; may come several times")(
           "relabel", po::bool_switch(),
@@ -294,6 +298,8 @@ Experiment parse_experiment(const std::vector<std::string>& arguments) {
   experiment.verify = variables["run.verify"].as<bool>();
   experiment.simulation = simulation_of(variables);
   experiment.dump_shards = variables["dump.shards"].as<bool>();
+  experiment.dump_per_rank = variables["dump.per_rank"].as<bool>();
+  experiment.dump_deflate = static_cast<int>(at_least(variables, "dump.deflate", 0, 9));
   if (variables.count("plugin") != 0) {
     for (const std::string& file : variables["plugin"].as<std::vector<std::string>>()) {
       experiment.plugins.emplace_back(file);

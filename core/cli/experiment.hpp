@@ -58,6 +58,10 @@ struct Experiment {
 
   std::filesystem::path dump;
   bool dump_shards = true;
+  bool dump_per_rank = false;  ///< Shards in one more file a rank.
+  int dump_deflate = 0;        ///< zlib's level; 0 for none.
+
+  std::filesystem::path replay;  ///< A dump whose problem and plan are taken.
 
   std::vector<std::filesystem::path> plugins;
   bool json = false;

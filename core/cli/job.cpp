@@ -17,16 +17,22 @@ Job::Job(const Experiment& experiment)
     load_plugin(file, registries_);
   }
   // Unknown names are found before anything large is read.
-  make_planner();
+  if (experiment_.replay.empty()) {
+    make_planner();
+  }
   registries_.transports.create(experiment_.transport, {experiment_.transport_options});
-  if (experiment_.problem.empty()) {
+  if (!experiment_.replay.empty()) {
+    build_from_dump();
+  } else if (experiment_.problem.empty()) {
     build_from_model();
   } else {
     build_from_problem();
   }
-  topology_ = experiment_.topology.empty()
-                  ? Topology::single_island(std::max<Rank>(1, problem_->world_size()))
-                  : Topology::read(experiment_.topology);
+  if (!experiment_.topology.empty() || !replayed_) {
+    topology_ = experiment_.topology.empty()
+                    ? Topology::single_island(std::max<Rank>(1, problem_->world_size()))
+                    : Topology::read(experiment_.topology);
+  }
   topology_.require(problem_->world_size());
   if (experiment_.relabel) {
     apply_relabelling();
@@ -54,19 +60,54 @@ void Job::apply_relabelling() {
   resolve_models();
 }
 
-void Job::build_from_problem() {
-  problem_ = std::make_unique<const Problem>(Problem::read(experiment_.problem));
-  Catalogue catalogue;
+void Job::declare_problem() {
   for (const Parameter& parameter : problem_->parameters()) {
-    catalogue.push_back({parameter.name, parameter.source_dtype(), parameter.shape});
     declared_source_.push_back(
         {parameter.name, parameter.source_dtype(), parameter.shape, parameter.source});
     declared_sink_.push_back(
-        {Mode::direct, parameter.destination, parameter.cast, "declared by the problem file"});
+        {Mode::direct, parameter.destination, parameter.cast, "declared by the problem"});
   }
   experiment_.source_kind = "declared";
-  values_ = make_values(std::move(catalogue));
   source_ranks_ = problem_->world_size();
+}
+
+Catalogue Job::declared_catalogue() const {
+  Catalogue catalogue;
+  for (const Parameter& parameter : problem_->parameters()) {
+    catalogue.push_back({parameter.name, parameter.source_dtype(), parameter.shape});
+  }
+  return catalogue;
+}
+
+void Job::build_from_dump() {
+  const DumpReader dump(experiment_.replay);
+  problem_ = std::make_unique<const Problem>(dump.problem());
+  replayed_ = dump.plan(*problem_);
+  experiment_.planner = replayed_->planner;
+  declare_problem();
+  resolutions_ = declared_sink_;
+  const std::string where = "the topology of '" + experiment_.replay.string() + "'";
+  const auto topology = dump.fact("topology");
+  topology_ = topology ? Topology::parse(*topology, where)
+                       : Topology::single_island(std::max<Rank>(1, problem_->world_size()));
+  // The values that the trainers had then: their shards, or what is made up again from names.
+  const std::vector<DumpShard> shards = dump.shards(Role::source);
+  const bool own_values = experiment_.values_path.empty();
+  if (own_values && !shards.empty()) {
+    experiment_.values = "hdf5";
+    experiment_.values_path = experiment_.replay;
+    experiment_.values_options.emplace("side", "source");
+  }
+  values_ = make_values(declared_catalogue());
+  if (own_values && (!shards.empty() || dump.fact("values") == values_->name())) {
+    known_digests_ = dump.digests();
+  }
+}
+
+void Job::build_from_problem() {
+  problem_ = std::make_unique<const Problem>(Problem::read(experiment_.problem));
+  declare_problem();
+  values_ = make_values(declared_catalogue());
   if (experiment_.sink_kind == "inplace" || problem_->destination_ranks().empty()) {
     resolutions_ = declared_sink_;
     return;
@@ -116,6 +157,10 @@ void Job::resolve_models() {
   const auto source = make_source(0);
   resolutions_ = make_sink(first_worker_)->resolve(source->params());
   problem_ = std::make_unique<const Problem>(make_problem(source->params(), resolutions_));
+}
+
+Plan Job::make_plan() const {
+  return replayed_ ? *replayed_ : make_planner()->plan(*problem_, topology_);
 }
 
 std::unique_ptr<Planner> Job::make_planner() const {

@@ -12,6 +12,7 @@
 #include "core/api/builtin.hpp"
 #include "core/cli/experiment.hpp"
 #include "core/engine/local_job.hpp"
+#include "core/io/dump.hpp"
 #include "core/plan/relabel.hpp"
 #include "core/plan/topology.hpp"
 
@@ -35,12 +36,19 @@ class Job {
   /// World rank of worker 0 of a model's deployment.
   Rank first_worker() const noexcept { return first_worker_; }
 
-  std::unique_ptr<Planner> make_planner() const;
+  /// By the experiment's planner, or the plan of the dump that is run again.
+  Plan make_plan() const;
+  /// Digests of what the ranks of that dump held; none when their values are not known here.
+  const std::vector<DumpDigest>& known_digests() const noexcept { return known_digests_; }
   /// Sources, sinks and transports of every rank of the world.
   std::vector<LocalRank> make_ranks() const;
 
  private:
   void build_from_problem();
+  void build_from_dump();
+  void declare_problem();
+  Catalogue declared_catalogue() const;
+  std::unique_ptr<Planner> make_planner() const;
   void build_from_model();
   void resolve_models();
   void apply_relabelling();
@@ -60,6 +68,8 @@ class Job {
   std::vector<Resolution> resolutions_;
   std::unique_ptr<const Problem> problem_;
   std::optional<Relabelling> relabelling_;
+  std::optional<Plan> replayed_;
+  std::vector<DumpDigest> known_digests_;
 };
 
 }  // namespace m2n::cli

@@ -42,6 +42,22 @@ constexpr std::array kCommands = {
             layout_command, true},
     Command{"inspect", "FILE [--json]", "what a checkpoint or a dump holds", inspect_command,
             false},
+    Command{"diff", "DUMP DUMP [--only SECTION]... [--json]",
+            "where two dumps differ, and how much, in the sections experiment, parameters, plan, "
+            "traffic "
+            "and tensors; like "
+            "diff: exit status 0 same, 1 different, 2 trouble",
+            diff_command, false},
+    Command{
+        "replay", "DUMP [--transport NAME] [FLAGS]",
+        "the plan of a dump, run again and verified; takes the flags transport.*, run.*, dump.*, "
+        "topology, source.values, source.path, values.*, plugin and json of 'run'",
+        replay_command, false},
+    Command{
+        "export", "DUMP OUT [--side source|destination] [--rank N]",
+        "the tensors of a dump as safetensors: global ones, or those of one rank; into a folder, "
+        "or into OUT when that ends in .safetensors",
+        export_command, false},
     Command{"list", "[--json] [--plugin FILE]", "what is registered, and what each needs",
             list_command, false},
 };

@@ -18,7 +18,7 @@ json::object relabel_json(const RelabelBytes& bytes) {
 
 PlannedJob::PlannedJob(const Job& planned_job) : job(planned_job) {
   const auto start = std::chrono::steady_clock::now();
-  plan = job.make_planner()->plan(job.problem(), job.topology());
+  plan = job.make_plan();
   plan_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   check_plan(plan, job.problem());
   certificate = certify(plan, job.problem(), job.topology());

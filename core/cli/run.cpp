@@ -4,20 +4,26 @@
 /// @file
 /// `m2n run`: one whole experiment in this process.
 
+#include "core/cli/run.hpp"
+
 #include <algorithm>
 #include <boost/json.hpp>
 #include <chrono>
 #include <iostream>
 #include <mutex>
 #include <optional>
+#include <tuple>
 
 #include "core/cli/commands.hpp"
 #include "core/cli/dump.hpp"
 #include "core/cli/job.hpp"
 #include "core/cli/output.hpp"
+#include "core/engine/digests.hpp"
 #include "core/engine/local_job.hpp"
 #include "core/engine/oracle.hpp"
 #include "core/error.hpp"
+#include "core/plan/certificate.hpp"
+#include "core/tensor/digest.hpp"
 
 namespace m2n::cli {
 namespace {
@@ -52,6 +58,10 @@ struct Result {
   double plan_seconds = 0;
   LocalJobReport job;
   std::optional<Comparison> verdict;
+  std::vector<DumpDigest> digests;
+  /// Of Job::known_digests(): how many this run has as well, and how many are equal.
+  std::size_t digests_compared = 0;
+  std::size_t digests_equal = 0;
 
   double seconds() const { return median(job.round_seconds); }
   double gb_per_s() const {
@@ -76,6 +86,11 @@ void print_json(const Job& job, const Result& result) {
                    {"connect_seconds", result.job.connect_seconds},
                    {"prepare_seconds", result.job.prepare_seconds},
                    {"digest", result.digest}};
+  if (!job.experiment().replay.empty()) {
+    out["replay"] = job.experiment().replay.string();
+    out["digests_compared"] = result.digests_compared;
+    out["digests_equal"] = result.digests_equal;
+  }
   if (result.verdict) {
     out["verified_elements"] = result.verdict->elements;
     out["wrong_elements"] = result.verdict->wrong;
@@ -83,14 +98,15 @@ void print_json(const Job& job, const Result& result) {
   std::cout << json::serialize(out) << '\n';
 }
 
-void print_table(const Job& job, const Result& result) {
+void print_table(const Job& job, const Result& result, const std::string& title) {
   const Experiment& experiment = job.experiment();
   const auto fell_back =
       std::count_if(job.resolutions().begin(), job.resolutions().end(),
                     [](const Resolution& entry) { return entry.mode == Mode::fallback; });
-  const std::filesystem::path& file =
-      experiment.file.empty() ? experiment.problem : experiment.file;
-  Table table({"m2n run", file.string()}, true);
+  const std::filesystem::path& file = !experiment.replay.empty() ? experiment.replay
+                                      : experiment.file.empty()  ? experiment.problem
+                                                                 : experiment.file;
+  Table table({title, file.string()}, true);
   table.add({"parameters", std::to_string(result.plan.parameters) + ", of which " +
                                std::to_string(fell_back) + " go through load_weights"});
   table.add({"from", std::to_string(job.problem().source_ranks().size()) + " trainer ranks (" +
@@ -118,6 +134,13 @@ void print_table(const Job& job, const Result& result) {
   } else {
     table.add({"verified", "not asked for"});
   }
+  if (!experiment.replay.empty()) {
+    table.add({"digests", result.digests_compared == 0
+                              ? "not compared: the dump has none of these values"
+                              : std::to_string(result.digests_equal) + " of " +
+                                    std::to_string(result.digests_compared) +
+                                    " equal those of the dump"});
+  }
   if (!experiment.dump.empty()) {
     table.add({"dump", experiment.dump.string()});
   }
@@ -125,10 +148,84 @@ void print_table(const Job& job, const Result& result) {
   std::cout << table.text();
 }
 
+/// What each rank holds, compared with what it held in the run that was dumped.
+void compare_digests(const Job& job, Result& result) {
+  std::sort(result.digests.begin(), result.digests.end());
+  const auto same_place = [](const DumpDigest& a, const DumpDigest& b) {
+    return std::tie(a.side, a.rank, a.parameter) < std::tie(b.side, b.rank, b.parameter);
+  };
+  for (const DumpDigest& known : job.known_digests()) {
+    const auto [first, last] =
+        std::equal_range(result.digests.begin(), result.digests.end(), known, same_place);
+    if (first != last) {
+      ++result.digests_compared;
+      result.digests_equal += first->digest == known.digest ? 1 : 0;
+    }
+  }
+}
+
+/// Looks at every rank after the last round: verifies, digests and dumps. Thread-safe.
+class Inspection {
+ public:
+  Inspection(const Job& job, Dump* dump, Result& result)
+      : job_(job), dump_(dump), result_(result) {}
+
+  void full_tensor(Rank rank, std::size_t index, const FullTensor& tensor) {
+    if (job_.experiment().verify && job_.models() == nullptr) {  // otherwise the live model tells
+      add(verify_full(rank, tensor, job_.values()));
+    }
+    if (dump_ != nullptr) {
+      const Box whole = Box::whole(tensor.shape);
+      add(Role::destination, rank,
+          {{static_cast<std::uint32_t>(index),
+            digest_of_box(tensor.shape, whole, tensor.dtype, tensor.data,
+                          row_major(tensor.shape))}});
+      if (job_.experiment().dump_shards) {
+        dump_->add_full_tensor(rank, index, tensor);
+      }
+    }
+  }
+
+  void rank(const RankView& view) {
+    if (job_.experiment().verify) {
+      add(verify_rank(job_, view));
+    }
+    if (dump_ != nullptr || !job_.known_digests().empty()) {
+      const Problem& problem = job_.problem();
+      add(Role::source, view.rank,
+          digests_of(problem, Role::source, view.rank, view.buffers->source));
+      add(Role::destination, view.rank,
+          digests_of(problem, Role::destination, view.rank, view.buffers->destination));
+    }
+    if (dump_ != nullptr && job_.experiment().dump_shards) {
+      dump_->add_shards(view);
+    }
+  }
+
+ private:
+  void add(const Comparison& verdict) {
+    const std::lock_guard lock(mutex_);
+    if (!result_.verdict) {
+      result_.verdict.emplace();
+    }
+    result_.verdict->add(verdict);
+  }
+  void add(Role side, Rank rank, const std::vector<HeldDigest>& held) {
+    const std::lock_guard lock(mutex_);
+    for (const HeldDigest& one : held) {
+      result_.digests.push_back({side, rank, one.parameter, one.digest});
+    }
+  }
+
+  const Job& job_;
+  Dump* dump_;
+  Result& result_;
+  std::mutex mutex_;
+};
+
 }  // namespace
 
-int run_command(const Arguments& arguments) {
-  const Experiment experiment = parse_experiment(arguments);
+int run_experiment(const Experiment& experiment, const std::string& title) {
   Progress progress(!experiment.json);
   progress.phase("reading");
   const Job job(experiment);
@@ -136,7 +233,7 @@ int run_command(const Arguments& arguments) {
   progress.phase("planning");
   Result result;
   const auto start = std::chrono::steady_clock::now();
-  const Plan plan = job.make_planner()->plan(job.problem(), job.topology());
+  const Plan plan = job.make_plan();
   result.plan_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   progress.phase("checking the plan");
@@ -147,57 +244,51 @@ int run_command(const Arguments& arguments) {
   std::optional<Dump> dump;
   if (!experiment.dump.empty()) {
     dump.emplace(job, plan);
+    dump->add_facts({{"certificate", to_json(certify(plan, job.problem(), job.topology()))}});
+    dump->add_usage(plan);
   }
-  std::mutex verdict_mutex;
+  Inspection inspection(job, dump ? &*dump : nullptr, result);
   LocalJobOptions options;
   options.rounds = experiment.rounds;
   options.deadline =
       std::chrono::milliseconds(static_cast<std::int64_t>(experiment.deadline_seconds * 1000));
   options.limits.pool_bytes = experiment.pool_bytes;
   options.on_phase = [&](std::string_view phase) { progress.phase(phase); };
-  const auto add_verdict = [&](const Comparison& verdict) {
-    const std::lock_guard lock(verdict_mutex);
-    if (!result.verdict) {
-      result.verdict.emplace();
-    }
-    result.verdict->add(verdict);
-  };
   options.inspect_full = [&](Rank rank, std::size_t index, const FullTensor& tensor) {
-    if (experiment.verify && job.models() == nullptr) {  // otherwise the live model tells
-      add_verdict(verify_full(rank, tensor, job.values()));
-    }
-    if (dump && experiment.dump_shards) {
-      dump->add_full_tensor(rank, index, tensor);
-    }
+    inspection.full_tensor(rank, index, tensor);
   };
-  options.inspect = [&](const RankView& view) {
-    if (experiment.verify) {
-      add_verdict(verify_rank(job, view));
-    }
-    if (dump && experiment.dump_shards) {
-      dump->add_shards(view);
-    }
-  };
+  options.inspect = [&](const RankView& view) { inspection.rank(view); };
   std::vector<LocalRank> ranks = job.make_ranks();
   result.job = run_local_job(job.problem(), plan, job.resolutions(), ranks, options);
   if (experiment.verify && !result.verdict) {
     result.verdict.emplace();  // a world without ranks
   }
+  compare_digests(job, result);
   if (dump) {
     progress.phase("dumping");
-    dump->add_rounds(result.job);
+    dump->add_measurements(result.job, result.digests);
     dump->commit();
   }
   progress.phase("");
   if (experiment.json) {
     print_json(job, result);
   } else {
-    print_table(job, result);
+    print_table(job, result, title);
   }
   if (result.verdict && !result.verdict->ok()) {
     throw Error(Errc::bad_plan, "the weights that arrived are wrong: " + result.verdict->first);
   }
+  if (result.digests_equal != result.digests_compared) {
+    throw Error(Errc::bad_plan, std::to_string(result.digests_compared - result.digests_equal) +
+                                    " of " + std::to_string(result.digests_compared) +
+                                    " digests differ from those of '" + experiment.replay.string() +
+                                    "'");
+  }
   return 0;
+}
+
+int run_command(const Arguments& arguments) {
+  return run_experiment(parse_experiment(arguments), "m2n run");
 }
 
 }  // namespace m2n::cli

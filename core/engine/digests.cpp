@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/engine/digests.hpp"
 
+#include <algorithm>
+
 #include "core/tensor/digest.hpp"
 
 namespace m2n {
@@ -15,7 +17,10 @@ std::vector<HeldDigest> digests_of(const Problem& problem, Role role, Rank rank,
     const Layout& layout =
         *(role == Role::source ? parameter.source : parameter.destination).layout;
     const auto pieces = layout.pieces_of(rank);
-    if (pieces.empty()) {
+    const bool gone = std::any_of(pieces.begin(), pieces.end(), [&](const RankPiece& entry) {
+      return buffers[table.of_parameter[i][entry.piece.view.buffer]].data == nullptr;
+    });
+    if (pieces.empty() || gone) {
       continue;
     }
     std::uint64_t sum = 0;

@@ -20,8 +20,9 @@ struct HeldDigest {
   std::uint64_t digest = 0;
 };
 
-/// One entry a parameter of which @p rank holds anything. @param buffers  Of that side, by
-/// Problem::buffers(role) number; host memory.
+/// One entry a parameter of which @p rank holds anything in @p buffers; full tensors that have gone
+/// on into load_weights are left out. @param buffers  Of that side, by Problem::buffers(role)
+/// number; host memory.
 std::vector<HeldDigest> digests_of(const Problem& problem, Role role, Rank rank,
                                    const std::vector<LocalBuffer>& buffers);
 

@@ -4,6 +4,7 @@
 /// @file
 /// Dumps of several files: one that describes, and one a rank that holds shards.
 
+#include <algorithm>
 #include <utility>
 
 #include "core/error.hpp"
@@ -49,6 +50,7 @@ void expect_parts(const std::filesystem::path& dump, const std::vector<std::stri
 }
 
 void DumpWriter::Impl::write_parts() {
+  std::sort(parts.begin(), parts.end());  // threads came in any order
   expect_parts(target.target(), parts, options.run_id);
   std::uint64_t longest = 0;
   for (const std::string& part : parts) {

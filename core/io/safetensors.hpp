@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -93,6 +94,9 @@ class Checkpoint {
 struct TensorToWrite {
   TensorInfo info;
   const std::byte* data = nullptr;
+  /// Makes the bytes when they are written, where they are too many to hold all of them: used
+  /// instead of data.
+  std::function<std::vector<std::byte>()> load = {};
 };
 
 /// Writes one file, whole or not at all: tensors by descending dtype and then by name, each

@@ -79,7 +79,18 @@ void write_tensors(AtomicFile& file, Tensors tensors, const SafetensorsMetadata&
   file.write(length);
   file.write(header);
   for (const TensorToWrite* tensor : tensors) {
-    file.write({tensor->data, stored_bytes(tensor->info)});
+    if (!tensor->load) {
+      file.write({tensor->data, stored_bytes(tensor->info)});
+      continue;
+    }
+    const std::vector<std::byte> bytes = tensor->load();
+    if (bytes.size() != stored_bytes(tensor->info)) {
+      throw Error(Errc::bad_argument, "tensor " + message_quoted(tensor->info.name) +
+                                          " came with " + std::to_string(bytes.size()) +
+                                          " bytes instead of " +
+                                          std::to_string(stored_bytes(tensor->info)));
+    }
+    file.write(bytes);
   }
 }
 

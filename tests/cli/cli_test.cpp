@@ -18,6 +18,7 @@
 #include "core/io/dump.hpp"
 #include "core/io/safetensors.hpp"
 #include "core/tensor/digest.hpp"
+#include "tests/cli/support.hpp"
 #include "tests/support/run_program.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -26,25 +27,10 @@ namespace {
 
 namespace bdata = boost::unit_test::data;
 namespace json = boost::json;
+using testing::list;
+using testing::m2n;
 using testing::Outcome;
 using testing::TemporaryFolder;
-
-Outcome m2n(const TemporaryFolder& folder, std::vector<std::string> words) {
-  const char* const program = std::getenv("M2N_PROGRAM");  // NOLINT(concurrency-mt-unsafe)
-  BOOST_TEST_REQUIRE(program != nullptr, "M2N_PROGRAM names the program under test");
-  words.insert(words.begin(), program);
-  return testing::run_program(words, folder.path());
-}
-
-/// Names of everything in a folder, sorted.
-std::vector<std::string> list(const TemporaryFolder& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path())) {
-    names.push_back(std::filesystem::relative(entry.path(), folder.path()).string());
-  }
-  std::sort(names.begin(), names.end());
-  return names;
-}
 
 /// FSDP2 over TP to column-parallel workers.
 const std::string kProblem = R"json({"parameters": [
