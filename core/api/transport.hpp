@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -98,6 +99,8 @@ class Transport {
 
 struct TransportContext {
   Options options;
+  /// Most thread blocks of a GPU that a round may occupy. Nothing to cap where there is no GPU.
+  std::optional<int> max_cta = {};
 };
 using TransportRegistry = Registry<Transport, TransportContext>;
 

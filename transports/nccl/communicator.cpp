@@ -34,7 +34,7 @@ int library_version() {
   return version;
 }
 
-Communicator::Communicator(Group& group, Deadline deadline) {
+Communicator::Communicator(Group& group, int max_cta, Deadline deadline) {
   check(cudaGetDevice(&device_), "read the current device");
   ncclUniqueId id{};
   std::string mine;
@@ -63,6 +63,10 @@ Communicator::Communicator(Group& group, Deadline deadline) {
   std::memcpy(id.internal, body.data(), body.size());
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
+  if (max_cta > 0) {
+    config.minCTAs = 1;
+    config.maxCTAs = max_cta;
+  }
   const ncclResult_t result = ncclCommInitRankConfig(&comm_, static_cast<int>(group.size()), id,
                                                      static_cast<int>(group.rank()), &config);
   try {

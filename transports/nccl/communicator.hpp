@@ -23,7 +23,8 @@ namespace m2n::nccl {
 class Communicator {
  public:
   /// @pre the rank's device is current. Rank 0's id travels through @p group.
-  Communicator(Group& group, Deadline deadline);
+  /// @param max_cta  Most thread blocks that NCCL may use; 0 for its own choice.
+  Communicator(Group& group, int max_cta, Deadline deadline);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;

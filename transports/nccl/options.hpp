@@ -27,6 +27,7 @@ struct NcclOptions {
   std::uint64_t step_bytes = 1ULL << 30;  ///< Unstaged bytes of a pair in one group of messages.
   EngineModel engine;  ///< engine_min_bytes, engine_max_copies, engine_gap_bytes.
   int blocks = 132;    ///< Thread blocks of the list kernel.
+  int max_cta = 0;     ///< Of the context: cap on blocks and on NCCL's own; 0 for none.
   GraphChoice graph = GraphChoice::automatic;
   std::uint64_t stream = 0;  ///< The caller's stream, as a number; 0: the legacy default stream.
 

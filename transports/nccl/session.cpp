@@ -513,7 +513,8 @@ class NcclSession final : public Session {
 
   void connect_communicator(Deadline deadline) {
     if (!connection_->comm) {
-      connection_->comm = std::make_unique<Communicator>(group(), deadline);
+      connection_->comm =
+          std::make_unique<Communicator>(group(), connection_->options.max_cta, deadline);
     }
   }
 

@@ -118,11 +118,15 @@ class NcclTransport final : public Transport {
 }  // namespace
 
 void add_transport_nccl(Registries& registries) {
-  registries.transports.add(
-      "nccl", "one CUDA device a rank, over NVLink, IPC and NCCL",
-      [](const TransportContext& context) {
-        return std::make_unique<NcclTransport>(NcclOptions::parse(context.options));
-      });
+  registries.transports.add("nccl", "one CUDA device a rank, over NVLink, IPC and NCCL",
+                            [](const TransportContext& context) {
+                              NcclOptions options = NcclOptions::parse(context.options);
+                              if (context.max_cta) {
+                                options.max_cta = *context.max_cta;
+                                options.blocks = std::min(options.blocks, options.max_cta);
+                              }
+                              return std::make_unique<NcclTransport>(options);
+                            });
 }
 
 }  // namespace m2n

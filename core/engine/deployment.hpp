@@ -1,0 +1,33 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// The workers of a deployment behind one control handler, when all of them are in this process.
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/control/control.hpp"
+#include "core/engine/worker_engine.hpp"
+
+namespace m2n {
+
+/// The calls of the control plane that go to every worker.
+enum class ControlCall : std::uint8_t { init, start, update, finish };
+std::string_view to_string(ControlCall call);  ///< As HTTP names it.
+
+/// Runs @p call on one worker.
+void run_call(WorkerEngine& worker, ControlCall call, const boost::json::object& body);
+
+/// What the workers' errors are together: each distinct text once.
+std::string join_errors(const std::vector<std::string>& errors);
+
+/// A handler that runs every call on all @p workers at once, each in a thread of its own. Either
+/// all succeed, or the call throws; when some fail alone, all give up. Calls run one at a time.
+/// @param workers  Of one deployment, by number. A loan.
+std::shared_ptr<ControlHandler> make_deployment(std::vector<WorkerEngine*> workers);
+
+}  // namespace m2n

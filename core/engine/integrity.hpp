@@ -1,0 +1,87 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// The digests of a round: what the trainers sent and what the workers hold, summed and compared
+/// without gathering anything.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "core/api/buffers.hpp"
+#include "core/plan/problem.hpp"
+
+namespace m2n {
+
+/// One check is one distinct box of one parameter on the destination side: every worker that holds
+/// the box must have the digest that the trainers' parts of it add up to, after the cast. Of an
+/// element that several trainers hold, the lowest rank's copy counts.
+///
+/// - Threads: const members from any thread.
+/// - Memory: reads buffers during the calls; they must be host memory.
+class Integrity final {
+ public:
+  /// What one rank measured in one round.
+  class Measurement {
+   public:
+    std::string text() const;  ///< For compare().
+
+   private:
+    friend class Integrity;
+    struct Entry {
+      std::uint64_t check = 0;
+      std::uint64_t sum = 0;
+    };
+    std::vector<Entry> sent_;
+    std::vector<Entry> held_;
+  };
+
+  /// What @p rank has to measure. Cost: the pieces of every distinct pair of layouts, once.
+  /// @param problem  A loan for the lifetime of this.
+  Integrity(const Problem& problem, Rank rank);
+
+  /// Parts of parameter @p index that this rank sends, and that it holds, from its bound buffers.
+  void measure_sent(std::size_t index, const std::vector<LocalBuffer>& source,
+                    Measurement& out) const;
+  void measure_held(std::size_t index, const std::vector<LocalBuffer>& destination,
+                    Measurement& out) const;
+
+  /// Compares what all ranks measured. @param by_rank  One text a rank of the world.
+  /// @return One sentence naming the first wrong parameters, boxes and ranks; empty when all agree.
+  /// @throws Error{bad_argument} for a text that is none.
+  std::string compare(const std::vector<std::string>& by_rank) const;
+
+  std::uint64_t check_count() const noexcept { return check_count_; }
+
+ private:
+  /// A part of a piece of this rank, and the check that it belongs to.
+  struct Part {
+    std::uint32_t check = 0;  ///< Among those of the parameter.
+    Box box;
+    View view;
+  };
+  struct Geometry {
+    std::vector<Box> checks;
+    std::vector<Part> sent;
+    std::vector<Part> held;
+  };
+
+  const Geometry& geometry_of(const Parameter& parameter);
+  void measure(std::size_t index, const std::vector<Part>& parts, Role role, DType dtype,
+               const std::vector<LocalBuffer>& bound, std::vector<Measurement::Entry>& out) const;
+  static Measurement parse(std::string_view text, std::uint64_t checks);
+
+  const Problem& problem_;
+  Rank rank_;
+  std::unordered_map<std::string, Geometry> geometries_;
+  std::vector<const Geometry*> of_parameter_;
+  std::vector<std::uint64_t> first_check_;  ///< [parameter], then the count.
+  std::uint64_t check_count_ = 0;
+};
+
+}  // namespace m2n

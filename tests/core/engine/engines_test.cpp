@@ -1,0 +1,539 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+
+/// @file
+/// Trainers and workers as threads, over the store and an in-process control plane: rounds, what is
+/// refused, and errors that are the same on every rank.
+
+#include <boost/json.hpp>
+#include <boost/test/data/monomorphic.hpp>
+#include <boost/test/data/test_case.hpp>
+#include <boost/test/unit_test.hpp>
+#include <functional>
+#include <map>
+#include <ostream>
+#include <set>
+#include <thread>
+
+#include "core/engine/deployment.hpp"
+#include "core/error.hpp"
+#include "tests/support/engine_job.hpp"
+
+namespace m2n {
+namespace {
+
+namespace bdata = boost::unit_test::data;
+namespace json = boost::json;
+using testing::EngineJob;
+
+constexpr std::chrono::seconds kLong{120};
+
+/// A client that looks at every call before it passes it on.
+class Watched final : public ControlClient {
+ public:
+  using Look = std::function<void(ControlCall, json::object&)>;
+  Watched(std::shared_ptr<ControlHandler> handler, Look look)
+      : client_(make_local_client(std::move(handler))), look_(std::move(look)) {}
+
+  json::object init_weight_transfer_engine(const json::object& body, Deadline deadline) override {
+    return client_->init_weight_transfer_engine(looked(ControlCall::init, body), deadline);
+  }
+  json::object start_weight_update(const json::object& body, Deadline deadline) override {
+    return client_->start_weight_update(looked(ControlCall::start, body), deadline);
+  }
+  json::object update_weights(const json::object& body, Deadline deadline) override {
+    return client_->update_weights(looked(ControlCall::update, body), deadline);
+  }
+  json::object finish_weight_update(const json::object& body, Deadline deadline) override {
+    return client_->finish_weight_update(looked(ControlCall::finish, body), deadline);
+  }
+  WeightState weight_state(Deadline deadline) override { return client_->weight_state(deadline); }
+  void cancel(const std::string& reason) noexcept override { client_->cancel(reason); }
+
+ private:
+  json::object looked(ControlCall call, json::object body) {
+    if (look_) {
+      look_(call, body);
+    }
+    return body;
+  }
+
+  std::unique_ptr<ControlClient> client_;
+  Look look_;
+};
+
+/// All ranks of a job in this process. Deployments are alike.
+class Threads {
+ public:
+  explicit Threads(Rank trainer_count = 2, Rank worker_count = 2, std::size_t deployments = 1,
+                   const std::string& sink = "inplace")
+      : job(trainer_count, worker_count),
+        sink_(sink),
+        socket_(ListenSocket::reserve("127.0.0.1", 0)) {
+    for (Rank trainer = 0; trainer < trainer_count; ++trainer) {
+      sources.push_back(job.source(trainer));
+      trainer_options.emplace_back();
+      prepare(trainer_options.back(), trainer);
+    }
+    for (std::size_t d = 0; d < deployments; ++d) {
+      for (Rank worker = 0; worker < worker_count; ++worker) {
+        worker_options.emplace_back();
+        prepare(worker_options.back(), trainer_count + worker);
+      }
+    }
+  }
+
+  Threads(const Threads&) = delete;
+  Threads& operator=(const Threads&) = delete;
+  ~Threads() {
+    each([&](Rank trainer) { engine(trainer).shutdown(); });
+  }
+
+  /// Makes engines and sinks from the options as they are now.
+  void make() {
+    each([&](Rank trainer) { engine(trainer).shutdown(); });
+    engines.clear();
+    handlers.clear();
+    workers.clear();
+    sinks.clear();
+    for (std::size_t i = 0; i < worker_options.size(); ++i) {
+      sinks.push_back(job.sink(static_cast<Rank>(i) % job.workers(), sink_));
+    }
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      engines.push_back(std::make_unique<TrainerEngine>(job.registries(), trainer_options[i]));
+    }
+    const auto count = static_cast<std::size_t>(job.workers());
+    std::vector<WorkerEngine*> deployment;
+    for (std::size_t i = 0; i < sinks.size(); ++i) {
+      workers.push_back(std::make_unique<WorkerEngine>(job.registries(), worker_options[i],
+                                                       *sinks[i], static_cast<Rank>(i % count),
+                                                       job.workers()));
+      deployment.push_back(workers.back().get());
+      if (deployment.size() == count) {
+        handlers.push_back(make_deployment(std::move(deployment)));
+        deployment.clear();
+      }
+    }
+  }
+
+  /// Runs @p body for every trainer. @return what each threw, by rank; empty for nothing.
+  std::vector<std::string> each(const std::function<void(Rank)>& body) {
+    std::vector<std::string> errors(engines.size());
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < engines.size(); ++i) {
+      threads.emplace_back([&, i] {
+        try {
+          body(static_cast<Rank>(i));
+        } catch (const std::exception& error) {
+          errors[i] = error.what();
+        }
+      });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    return errors;
+  }
+
+  std::vector<std::string> init(std::uint64_t epoch = 1, const Watched::Look& look = {},
+                                const std::function<void(TrainerInit&)>& alter = {}) {
+    return each([&](Rank trainer) {
+      TrainerInit init = job.trainer_init(trainer, socket_.port(), epoch);
+      init.deployments.clear();
+      for (const auto& handler : handlers) {
+        init.deployments.push_back(
+            {job.workers(), {}, trainer == 0 ? std::make_shared<Watched>(handler, look) : nullptr});
+      }
+      if (trainer == 0) {
+        init.listen_socket = socket_.share();
+      }
+      if (alter) {
+        alter(init);
+      }
+      engine(trainer).init(std::move(init), *sources[static_cast<std::size_t>(trainer)]);
+    });
+  }
+
+  std::vector<std::string> send() {
+    return each([&](Rank trainer) { engine(trainer).send_weights(); });
+  }
+
+  TrainerEngine& engine(Rank trainer) { return *engines[static_cast<std::size_t>(trainer)]; }
+
+  /// What is wrong with the workers as version @p version, with an oracle; empty when nothing is.
+  std::string check(std::uint64_t version) {
+    for (std::size_t i = 0; i < sinks.size(); ++i) {
+      if (workers[i]->version() != version) {
+        return "worker " + std::to_string(i) + " is not at version " + std::to_string(version);
+      }
+      const Rank worker = static_cast<Rank>(i) % job.workers();
+      if (const std::string wrong = job.check(*sinks[i], worker, version); !wrong.empty()) {
+        return wrong;
+      }
+    }
+    return {};
+  }
+
+  EngineJob job;
+  std::map<Rank, std::string_view> faults;  ///< Ranks that throw, and in which phase.
+  std::vector<EngineOptions> trainer_options;
+  std::vector<EngineOptions> worker_options;
+  std::vector<std::unique_ptr<WeightSource>> sources;
+  std::vector<std::unique_ptr<WeightSink>> sinks;
+  std::vector<std::unique_ptr<TrainerEngine>> engines;
+  std::vector<std::unique_ptr<WorkerEngine>> workers;
+  std::vector<std::shared_ptr<ControlHandler>> handlers;
+
+ private:
+  void prepare(EngineOptions& options, Rank rank) {
+    options.deadline = kLong;
+    options.on_phase = [this, rank](std::string_view phase) {
+      if (const auto fault = faults.find(rank); fault != faults.end() && fault->second == phase) {
+        throw std::runtime_error("out of luck");
+      }
+    };
+  }
+
+  std::string sink_;
+  ListenSocket socket_;
+};
+
+/// All ranks threw one text, which holds @p part.
+void check_same_error(const std::vector<std::string>& errors, const std::string& part) {
+  for (const std::string& error : errors) {
+    BOOST_TEST(error == errors.front());
+    BOOST_TEST(error.find(part) != std::string::npos, "'" << error << "' lacks '" << part << "'");
+  }
+}
+
+void check_no_error(const std::vector<std::string>& errors) {
+  for (const std::string& error : errors) {
+    BOOST_TEST(error.empty(), error);
+  }
+}
+
+BOOST_AUTO_TEST_SUITE(engine)
+BOOST_AUTO_TEST_SUITE(engines)
+
+BOOST_AUTO_TEST_CASE(weights_that_change_arrive_in_every_round) {
+  Threads threads(3, 2);
+  threads.make();
+  check_no_error(threads.init());
+  for (std::uint64_t version = 1; version <= 4; ++version) {
+    check_no_error(threads.send());
+    BOOST_TEST(threads.check(version) == "");
+    BOOST_TEST(threads.handlers[0]->weight_state().version == version);
+    BOOST_TEST(threads.handlers[0]->weight_state().serving);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(full_tensors_are_measured_and_loaded_like_direct_ones) {
+  Threads threads(2, 3, 1, "load_weights");
+  threads.make();
+  check_no_error(threads.init());
+  check_no_error(threads.send());
+  check_no_error(threads.send());
+  BOOST_TEST(threads.check(2) == "");
+}
+
+BOOST_AUTO_TEST_CASE(one_job_feeds_several_deployments) {
+  Threads threads(2, 2, 3);
+  threads.make();
+  check_no_error(threads.init());
+  check_no_error(threads.send());
+  check_no_error(threads.send());
+  BOOST_TEST(threads.check(2) == "");
+}
+
+BOOST_AUTO_TEST_CASE(a_round_may_come_in_slices_of_the_declared_order) {
+  Threads threads;
+  threads.make();
+  std::vector<std::size_t> slices;
+  check_no_error(threads.init(
+      1,
+      [&](ControlCall call, json::object& body) {
+        if (call == ControlCall::update) {
+          slices.push_back(body.at("names").as_array().size());
+        }
+      },
+      [](TrainerInit& init) { init.slice = 2; }));
+  check_no_error(threads.send());
+  BOOST_TEST(threads.check(1) == "");
+  BOOST_TEST(slices == (std::vector<std::size_t>{2, 2, 1}), boost::test_tools::per_element());
+}
+
+/// One rank does something that the agreement must name, on every rank.
+struct Fault {
+  std::string why;
+  std::function<void(Threads&)> alter;
+  std::string part;
+};
+std::ostream& operator<<(std::ostream& os, const Fault& c) { return os << c.why; }
+
+const std::vector<Fault> kInitFaults = {
+    {"a trainer throws in the first phase", [](Threads& t) { t.faults[1] = phases::kRendezvous; },
+     "phase 'rendezvous': rank 1: out of luck"},
+    {"two ranks throw, and both are named",
+     [](Threads& t) {
+       t.faults[0] = phases::kSource;
+       t.faults[3] = phases::kSource;
+     },
+     "phase 'source agreement': ranks 0, 3: out of luck"},
+    {"a worker throws while it resolves", [](Threads& t) { t.faults[3] = phases::kDestination; },
+     "phase 'destination agreement': rank 3: out of luck"},
+    {"another transport", [](Threads& t) { t.worker_options[0].transport = "simulated"; },
+     "transport is \"simulated\" instead of \"loopback\" on rank 0"},
+    {"another planner", [](Threads& t) { t.trainer_options[1].planner = "striped"; },
+     "planner is \"striped\" instead of \"direct\""},
+    {"another environment",
+     [](Threads& t) {
+       for (auto* options : {&t.trainer_options, &t.worker_options}) {
+         for (EngineOptions& each : *options) {
+           each.environment["NCCL_CUMEM_ENABLE"] = "1";
+         }
+       }
+       t.worker_options[1].environment["NCCL_CUMEM_ENABLE"] = "0";
+     },
+     "environment NCCL_CUMEM_ENABLE is \"0\" instead of \"1\""},
+    {"an unknown transport everywhere",
+     [](Threads& t) {
+       for (auto* options : {&t.trainer_options, &t.worker_options}) {
+         for (EngineOptions& each : *options) {
+           each.transport = "pigeon";
+         }
+       }
+     },
+     "phase 'runtime ready': ranks 0-3: no transport 'pigeon'"},
+    {"a rank that cannot connect", [](Threads& t) { t.faults[1] = phases::kCommunicator; },
+     "phase 'communicator': rank 1: out of luck"},
+    {"a rank that cannot plan", [](Threads& t) { t.faults[2] = phases::kPlan; },
+     "phase 'complete plan': rank 2: out of luck"},
+};
+
+BOOST_DATA_TEST_CASE(an_error_in_init_is_the_same_on_every_rank, bdata::make(kInitFaults), c) {
+  Threads threads;
+  const auto trainer_options = threads.trainer_options;
+  const auto worker_options = threads.worker_options;
+  c.alter(threads);
+  threads.make();
+  check_same_error(threads.init(), c.part);
+  BOOST_TEST(!threads.handlers[0]->weight_state().serving);
+
+  // The same process, the same address, a new epoch.
+  threads.faults.clear();
+  threads.trainer_options = trainer_options;
+  threads.worker_options = worker_options;
+  threads.make();
+  check_no_error(threads.init(2));
+  check_no_error(threads.send());
+  BOOST_TEST(threads.check(1) == "");
+}
+
+const std::vector<Fault> kRoundFaults = {
+    {"a trainer throws before a byte moves", [](Threads& t) { t.faults[1] = phases::kRound; },
+     "phase 'round start': rank 1: out of luck"},
+    {"a worker throws before a byte moves", [](Threads& t) { t.faults[2] = phases::kRound; },
+     "phase 'round start': rank 2: out of luck"},
+    {"a trainer throws while bytes move", [](Threads& t) { t.faults[0] = phases::kMove; },
+     "rank 0 gave up: phase 'move': out of luck"},
+    {"a worker throws while bytes move", [](Threads& t) { t.faults[3] = phases::kMove; },
+     "rank 3 gave up: phase 'move': out of luck"},
+    {"a rank cannot take its digests", [](Threads& t) { t.faults[3] = phases::kIntegrity; },
+     "phase 'integrity'"},
+    {"a worker does not accept what came", [](Threads& t) { t.faults[2] = phases::kAccept; },
+     "rank 2 gave up: phase 'accept': out of luck"},
+    {"a worker cannot commit", [](Threads& t) { t.faults[3] = phases::kFinish; },
+     "phase 'finish': rank 3: out of luck"},
+};
+
+BOOST_DATA_TEST_CASE(an_error_in_a_round_is_the_same_on_every_rank, bdata::make(kRoundFaults), c) {
+  Threads threads;
+  threads.make();
+  check_no_error(threads.init());
+  check_no_error(threads.send());
+
+  c.alter(threads);
+  check_same_error(threads.send(), c.part);
+  // Nothing is served that is not whole: the old version, or none.
+  const WeightState state = threads.handlers[0]->weight_state();
+  BOOST_TEST((!state.serving || threads.check(1).empty()));
+
+  // The same engines and weights, a new epoch.
+  threads.faults.clear();
+  check_no_error(threads.init(2));
+  if (state.serving) {
+    BOOST_TEST(threads.check(1) == "");
+  }
+  check_no_error(threads.send());
+  BOOST_TEST(threads.check(threads.engine(0).next_version() - 1) == "");
+}
+
+/// A request that a client must not make, between start and update.
+struct Refusal {
+  std::string why;
+  ControlCall call;
+  std::function<json::object(const json::object& update)> make;  ///< From the right update.
+  std::string part;
+};
+std::ostream& operator<<(std::ostream& os, const Refusal& c) { return os << c.why; }
+
+json::object with(json::object object, const char* key, json::value value) {
+  object[key] = std::move(value);
+  return object;
+}
+
+const std::vector<Refusal> kRefusals = {
+    {"an older epoch", ControlCall::update,
+     [](const json::object& o) { return with(o, "epoch", 7); }, "it belongs to epoch 7"},
+    {"another plan", ControlCall::update,
+     [](const json::object& o) { return with(o, "plan_digest", "beef"); },
+     "it belongs to plan beef"},
+    {"another version", ControlCall::update,
+     [](const json::object& o) { return with(o, "version", 9); },
+     "it belongs to version 9, and this round is version 2"},
+    {"an unknown name", ControlCall::update,
+     [](const json::object& o) { return with(o, "names", json::array{"pigeon"}); },
+     "parameter 'pigeon' stands where 'rows to columns' was declared"},
+    {"names out of order", ControlCall::update,
+     [](const json::object& o) {
+       json::array names = o.at("names").as_array();
+       std::swap(names[0], names[1]);
+       return with(o, "names", names);
+     },
+     "'rows to all' stands where 'rows to columns'"},
+    {"a name too many", ControlCall::update,
+     [](const json::object& o) {
+       json::array names = o.at("names").as_array();
+       names.push_back("scalar");
+       return with(o, "names", names);
+     },
+     "'scalar' comes after the last of 5 declared parameters"},
+    {"no names", ControlCall::update,
+     [](const json::object&) {
+       return json::object{{"version", 2}};
+     },
+     "names"},
+    {"a draft model", ControlCall::update,
+     [](const json::object& o) { return with(o, "draft_model", "small-eagle"); },
+     "the draft model 'small-eagle', which cannot be updated"},
+    {"an unknown key", ControlCall::update,
+     [](const json::object& o) { return with(o, "color", "red"); }, "unknown key 'color'"},
+    {"a finish before the update", ControlCall::finish,
+     [](const json::object&) { return json::object{}; }, "no round has been received"},
+    {"a start that goes back", ControlCall::start,
+     [](const json::object&) {
+       return json::object{{"version", 1}};
+     },
+     "version 1 comes after version 1; versions only grow"},
+    {"an init of an epoch that is over", ControlCall::init,
+     [](const json::object& o) { return with(o, "epoch", 1); }, "it belongs to epoch 1"},
+};
+
+/// In the middle of a round, from somebody else: the round goes on as if nothing had come.
+BOOST_DATA_TEST_CASE(a_request_that_is_refused_changes_nothing, bdata::make(kRefusals), c) {
+  Threads threads;
+  threads.make();
+  json::object first_init;
+  std::string refusal = "nothing was refused";
+  bool second = false;
+  check_no_error(threads.init(1, [&](ControlCall call, json::object& body) {
+    if (call == ControlCall::init) {
+      first_init = body;
+    } else if (call == ControlCall::update && second) {
+      const auto intruder = make_local_client(threads.handlers[0]);
+      const json::object bad = c.make(c.call == ControlCall::init ? first_init : body);
+      const Deadline deadline = deadline_in(kLong);
+      try {
+        switch (c.call) {
+          case ControlCall::init:
+            intruder->init_weight_transfer_engine(bad, deadline);
+            break;
+          case ControlCall::start:
+            intruder->start_weight_update(bad, deadline);
+            break;
+          case ControlCall::update:
+            intruder->update_weights(bad, deadline);
+            break;
+          case ControlCall::finish:
+            intruder->finish_weight_update(bad, deadline);
+            break;
+        }
+      } catch (const Error& error) {
+        refusal = error.what();
+      }
+    }
+  }));
+  check_no_error(threads.send());
+  second = true;
+  check_no_error(threads.send());
+  BOOST_TEST(refusal.find(c.part) != std::string::npos, refusal);
+  BOOST_TEST(threads.check(2) == "");
+}
+
+BOOST_AUTO_TEST_CASE(one_wrong_byte_ends_the_round_and_names_the_rank) {
+  Threads threads(2, 2);
+  threads.worker_options[1].on_phase = [&](std::string_view phase) {
+    if (phase == phases::kIntegrity) {
+      for (const LiveParameter& live : threads.sinks[1]->live()) {
+        if (live.name == "rows to columns") {
+          live.buffer.data[live.buffer.bytes - 1] ^= std::byte{1};
+        }
+      }
+    }
+  };
+  threads.make();
+  check_no_error(threads.init());
+  check_same_error(threads.send(),
+                   "rank 3 holds other values than the trainers in box [0:9, 7:14] of parameter "
+                   "'rows to columns'");
+  BOOST_TEST(!threads.handlers[0]->weight_state().serving);
+}
+
+BOOST_AUTO_TEST_CASE(a_deployment_that_cannot_finish_is_named_with_those_that_have) {
+  Threads threads(2, 1, 2);
+  threads.make();
+  check_no_error(threads.init());
+  threads.worker_options[1].on_phase = nullptr;
+  bool armed = true;
+  threads.worker_options[1].on_phase = [&](std::string_view phase) {
+    if (phase == phases::kFinish && armed) {
+      throw std::runtime_error("out of luck");
+    }
+  };
+  threads.make();
+  check_no_error(threads.init(2));
+  check_same_error(threads.send(), "deployments that have it: 0");
+  BOOST_TEST(threads.handlers[0]->weight_state().serving);
+  BOOST_TEST(!threads.handlers[1]->weight_state().serving);
+  armed = false;
+  check_no_error(threads.init(3));
+  check_no_error(threads.send());
+  BOOST_TEST(threads.check(2) == "");
+}
+
+BOOST_AUTO_TEST_CASE(a_peer_that_never_comes_is_named_at_the_deadline) {
+  Threads threads(2, 2);
+  for (auto* options : {&threads.trainer_options, &threads.worker_options}) {
+    for (EngineOptions& each : *options) {
+      each.phase_deadlines[std::string(phases::kRendezvous)] = std::chrono::milliseconds(300);
+    }
+  }
+  threads.make();
+  // Trainer 1 does not call init.
+  TrainerInit init = threads.job.trainer_init(0, 0, 1);
+  init.listen_socket = ListenSocket::reserve("127.0.0.1", 0);
+  init.deployments[0].control = make_local_client(threads.handlers[0]);
+  BOOST_CHECK_EXCEPTION(threads.engine(0).init(std::move(init), *threads.sources[0]), Error,
+                        [](const Error& error) {
+                          BOOST_TEST_MESSAGE(error.what());
+                          const std::string text = error.what();
+                          return text.find("phase 'rendezvous'") != text.npos &&
+                                 text.find("ranks missing: 1") != text.npos;
+                        });
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace m2n

@@ -1,0 +1,183 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+
+/// @file
+/// The bodies of control calls: what is refused, and what survives the wire.
+
+#include <boost/json.hpp>
+#include <boost/test/data/monomorphic.hpp>
+#include <boost/test/data/test_case.hpp>
+#include <boost/test/unit_test.hpp>
+#include <functional>
+#include <ostream>
+
+#include "core/engine/integrity.hpp"
+#include "core/engine/requests.hpp"
+#include "core/error.hpp"
+#include "core/io/json_reader.hpp"
+#include "tests/support/engine_job.hpp"
+
+namespace m2n {
+namespace {
+
+namespace bdata = boost::unit_test::data;
+namespace json = boost::json;
+
+std::string id_of(std::size_t bytes) {
+  std::string text((bytes + 2) / 3 * 4, 'A');
+  const std::size_t padding = (3 - bytes % 3) % 3;
+  std::fill(text.end() - static_cast<std::ptrdiff_t>(padding), text.end(), '=');
+  return text;
+}
+
+InitRequest right_request() {
+  const testing::EngineJob job(2, 2);
+  InitRequest request;
+  request.master_address = "127.0.0.1";
+  request.master_port = 4711;
+  request.unique_id_b64 = id_of(128);
+  request.rank_offset = 2;
+  request.world_size = 4;
+  request.dst_mesh_dims = {1, 2};
+  request.params = job.params();
+  request.source_digest = digest_of(params_to_lines(request.params));
+  request.max_cta = 8;
+  request.epoch = 3;
+  request.world = "deployment 1";
+  return request;
+}
+
+/// As it comes over HTTP.
+json::object travelled(const InitRequest& request) {
+  return parse_json(json::serialize(to_json(request)), "body").as_object();
+}
+
+struct Refused {
+  std::string why;
+  std::function<void(json::object&)> alter;
+  std::string part;
+};
+std::ostream& operator<<(std::ostream& os, const Refused& c) { return os << c.why; }
+
+json::object& param(json::object& body, std::size_t index) {
+  return body.at("params").as_array()[index].as_object();
+}
+
+const std::vector<Refused> kRefused = {
+    {"another schema", [](json::object& o) { o["schema_version"] = 2; },
+     "has schema_version 2; this build speaks 1"},
+    {"no address", [](json::object& o) { o["master_address"] = ""; },
+     "master_address is empty; it must name the host"},
+    {"an address that is no text", [](json::object& o) { o["master_address"] = 7; },
+     "master_address"},
+    {"port 0", [](json::object& o) { o["master_port"] = 0; }, "it must be 1 to 65535"},
+    {"a port too large", [](json::object& o) { o["master_port"] = 65536; }, "65535"},
+    {"a port that is no number", [](json::object& o) { o["master_port"] = true; }, "master_port"},
+    {"no trainer", [](json::object& o) { o["rank_offset"] = 0; },
+     "rank_offset 0 must leave at least one trainer rank and one worker in world_size 4"},
+    {"no worker", [](json::object& o) { o["world_size"] = 2; },
+     "rank_offset 2 must leave at least one trainer rank and one worker in world_size 2"},
+    {"a mesh of one dim", [](json::object& o) { o["dst_mesh_dims"] = json::array{2}; },
+     "dst_mesh_dims [2] must be two dims that cover the 2 workers"},
+    {"a mesh of another size",
+     [](json::object& o) {
+       o["dst_mesh_dims"] = json::array{2, 2};
+     },
+     "dst_mesh_dims [2,2] must be two dims"},
+    {"a mesh that overflows",
+     [](json::object& o) {
+       o["dst_mesh_dims"] = json::array{std::int64_t{1} << 62, std::int64_t{1} << 62};
+     },
+     "must be two dims"},
+    {"a unique id that is not base64",
+     [](json::object& o) { o["nccl_unique_id_b64"] = std::string(172, '*'); }, "is not base64"},
+    {"a unique id that is too short", [](json::object& o) { o["nccl_unique_id_b64"] = id_of(127); },
+     "holds 127 bytes; it must be base64 of 128 bytes"},
+    {"an empty unique id", [](json::object& o) { o["nccl_unique_id_b64"] = ""; },
+     "has 0 characters"},
+    {"no CTA", [](json::object& o) { o["max_cta"] = 0; }, "max_cta is 0; it must be 1 or more"},
+    {"a digest of other parameters", [](json::object& o) { o["source_digest"] = "beef"; },
+     "has source_digest beef, but its params have"},
+    {"a key that nobody knows", [](json::object& o) { o["color"] = "red"; }, "unknown key 'color'"},
+    {"a key that is missing", [](json::object& o) { o.erase("world_size"); }, "world_size"},
+    {"a parameter twice", [](json::object& o) { param(o, 1)["name"] = "rows to columns"; },
+     "parameter 'rows to columns' is declared twice"},
+    {"an unknown dtype", [](json::object& o) { param(o, 0)["dtype"] = "float99"; },
+     "parameter 'rows to columns': "},
+    {"a dtype of less than a byte", [](json::object& o) { param(o, 0)["dtype"] = "f4"; },
+     "elements are smaller than a byte"},
+    {"another shape than its layout",
+     [](json::object& o) {
+       param(o, 0)["shape"] = json::array{9, 15};
+     },
+     "is declared as f32 [9, 15], but its source layout is of f32 [9, 14]"},
+    {"a negative extent",
+     [](json::object& o) {
+       param(o, 0)["shape"] = json::array{-1, 2};
+     },
+     "negative"},
+    {"a source mesh that reaches the workers",
+     [](json::object& o) {
+       param(o, 0)["source"].at("layout").at("mesh").as_object()["start"] = 1;
+     },
+     "reaches rank 2, but the trainer ranks are 0 to 1"},
+};
+
+BOOST_AUTO_TEST_SUITE(engine)
+BOOST_AUTO_TEST_SUITE(requests)
+
+BOOST_DATA_TEST_CASE(an_init_that_cannot_be_right_is_refused, bdata::make(kRefused), c) {
+  json::object body = travelled(right_request());
+  BOOST_CHECK_NO_THROW(init_request_from_json(body));
+  c.alter(body);
+  BOOST_CHECK_EXCEPTION(init_request_from_json(body), Error, [&](const Error& error) {
+    BOOST_TEST_MESSAGE(error.what());
+    return std::string(error.what()).find(c.part) != std::string::npos;
+  });
+}
+
+BOOST_AUTO_TEST_CASE(an_init_survives_the_wire) {
+  const InitRequest sent = right_request();
+  const InitRequest read = init_request_from_json(travelled(sent));
+  BOOST_TEST(read.unique_id_b64 == sent.unique_id_b64);
+  BOOST_TEST(read.epoch == 3U);
+  BOOST_TEST(read.world == "deployment 1");
+  BOOST_TEST(read.max_cta.value() == 8);
+  BOOST_TEST_REQUIRE(read.params.size() == sent.params.size());
+  for (std::size_t i = 0; i < read.params.size(); ++i) {
+    BOOST_TEST((*read.params[i].side.layout == *sent.params[i].side.layout));
+  }
+  BOOST_TEST(first_difference(params_to_lines(sent.params), params_to_lines(read.params)) == "");
+}
+
+BOOST_AUTO_TEST_CASE(flat_buffers_and_named_slots_survive_the_wire) {
+  const auto flat =
+      std::make_shared<const Layout>(Layout::flat({5, 3}, DType::bf16, 4, 24, {0, 1}));
+  const std::vector<ParamSpec> sent = {{"w", DType::bf16, {5, 3}, {flat, {"flat:unit"}}}};
+  const std::vector<ParamSpec> read = params_from_lines(params_to_lines(sent));
+  BOOST_TEST((*read[0].side.layout == *flat));
+  BOOST_TEST(read[0].side.buffers[0] == "flat:unit");
+}
+
+BOOST_AUTO_TEST_CASE(the_first_difference_names_the_parameter_and_how_it_differs) {
+  const std::vector<ParamSpec> params = right_request().params;
+  const std::vector<std::string> lines = params_to_lines(params);
+  std::vector<ParamSpec> other = params;
+  other[1].dtype = DType::f16;
+  BOOST_TEST(first_difference(lines, params_to_lines(other)) ==
+             "parameter 'rows to all' has dtype \"f16\" instead of \"bf16\"");
+  other = params;
+  std::swap(other[0], other[1]);
+  BOOST_TEST(first_difference(lines, params_to_lines(other)) ==
+             "parameter 'rows to all' stands where 'rows to columns' does");
+  other = params;
+  other.pop_back();
+  BOOST_TEST(first_difference(lines, params_to_lines(other)) ==
+             "4 parameters instead of 5, the first missing one is 'scalar'");
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace m2n
