@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstring>
 #include <iostream>
 #include <memory>
 #include <new>
@@ -75,7 +74,7 @@ class ForkGroup final : public Group {
     if (value.size() > slot.value.size()) {
       throw Error(Errc::bad_argument, "a value too large for a test");
     }
-    std::memcpy(slot.value.data(), value.data(), value.size());
+    std::copy(value.begin(), value.end(), slot.value.begin());
     slot.bytes = value.size();
     mine().step = step;
     std::vector<std::string> all;
