@@ -33,6 +33,7 @@ class Connection {
   Frame receive(Deadline deadline, std::uint64_t max_bytes = UINT64_MAX);
   /// A frame that is already on its way here, without waiting for one to begin.
   std::optional<Frame> poll(Deadline deadline);
+  void hang_up() noexcept { socket_.hang_up(); }
 
  private:
   StreamSocket socket_;

@@ -5,6 +5,7 @@
 /// A WorldGroup over a connection to the store.
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <chrono>
 #include <mutex>
@@ -73,11 +74,7 @@ class ProcessGroup final : public WorldGroup {
         size_(options.size),
         terms_(terms) {}
 
-  ~ProcessGroup() override {
-    if (!left_) {
-      leave({});
-    }
-  }
+  ~ProcessGroup() override { leave({}); }
 
   Rank rank() const noexcept override { return rank_; }
   Rank size() const noexcept override { return size_; }
@@ -192,15 +189,17 @@ class ProcessGroup final : public WorldGroup {
     // While the owner waits for an answer, it is the owner who reads of failures.
     if (const std::unique_lock reading(reading_, std::try_to_lock); reading.owns_lock()) {
       try {
-        while (!known_failure().has_value()) {
+        while (!left_ && !known_failure().has_value()) {
           const std::optional<Frame> frame = connection_.poll(now() + kStoreGrace);
           if (!frame.has_value()) {
             break;
           }
           note(*frame);
         }
-      } catch (const std::runtime_error& error) {
-        note(Failure{Errc::peer_lost, lost_store("between phases", error.what())});
+      } catch (const Malformed& error) {
+        note(Failure{Errc::peer_lost, garbled("between phases", error.what())});
+      } catch (const std::runtime_error&) {
+        note(Failure{Errc::peer_lost, lost_store("between phases")});
       }
     }
     const std::optional<Failure> known = known_failure();
@@ -210,8 +209,10 @@ class ProcessGroup final : public WorldGroup {
   void abort(std::string_view reason) noexcept override { say(Kind::abort, reason); }
 
   void leave(std::string_view reason) noexcept override {
-    left_ = true;
-    say(Kind::leave, reason);
+    if (!left_.exchange(true)) {
+      say(Kind::leave, reason);
+      connection_.hang_up();
+    }
   }
 
  private:
@@ -229,9 +230,13 @@ class ProcessGroup final : public WorldGroup {
     }
   }
 
-  std::string lost_store(std::string_view what, std::string_view words) const {
-    return std::string(what) + ": ranks that have left: 0 (its store at " + store_ + ": " +
-           std::string(words) + ")";
+  /// No more words: how a connection ends differs from rank to rank.
+  std::string lost_store(std::string_view what) const {
+    return std::string(what) + ": ranks that have left: 0 (its store at " + store_ + " has gone)";
+  }
+
+  std::string garbled(std::string_view what, std::string_view words) const {
+    return std::string(what) + ": rank 0's store at " + store_ + " sent " + std::string(words);
   }
 
   std::optional<Failure> known_failure() {
@@ -288,10 +293,10 @@ class ProcessGroup final : public WorldGroup {
       note(Failure{Errc::timed_out, what +
                                         ": the deadline passed; ranks missing: 0 (its store at " +
                                         store_ + " does not answer)"});
-    } catch (const ConnectionBroken& error) {
-      note(Failure{Errc::peer_lost, lost_store(what, error.what())});
+    } catch (const ConnectionBroken&) {
+      note(Failure{Errc::peer_lost, lost_store(what)});
     } catch (const Malformed& error) {
-      note(Failure{Errc::peer_lost, lost_store(what, std::string("it sent ") + error.what())});
+      note(Failure{Errc::peer_lost, garbled(what, error.what())});
     }
     raise();
   }
@@ -302,7 +307,7 @@ class ProcessGroup final : public WorldGroup {
     try {
       return decode();
     } catch (const Malformed& error) {
-      note(Failure{Errc::peer_lost, lost_store("reading an answer", error.what())});
+      note(Failure{Errc::peer_lost, garbled("an answer", error.what())});
     }
     raise();
   }
@@ -365,7 +370,7 @@ class ProcessGroup final : public WorldGroup {
   Terms terms_;
   std::uint64_t request_ = 0;
   std::uint64_t collectives_ = 0;
-  bool left_ = false;
+  std::atomic<bool> left_ = false;
   std::mutex reading_;  ///< Held by whoever reads from the connection.
   std::mutex failing_;
   std::optional<Failure> failure_;  ///< Guarded by failing_.

@@ -50,7 +50,8 @@ class StoreServer {
   std::uint16_t port() const noexcept;
   std::uint64_t epoch() const noexcept;
 
-  /// Makes every rank of every world fail now, with @p reason; also those that only arrive later.
+  /// Makes every rank of every world fail now, with @p reason; also those that only arrive later
+  /// (but for those of kCurrentEpoch, which wait for the next store).
   void abort(const std::string& reason) noexcept;
 
   /// Waits until every client has left. @return Whether they had when @p deadline passed.
