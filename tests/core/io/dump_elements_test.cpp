@@ -159,7 +159,7 @@ BOOST_AUTO_TEST_CASE(dtypes_that_pack_elements_are_refused) {
   }
 }
 
-BOOST_AUTO_TEST_CASE(bf16_and_fp8_keep_bits_that_a_library_conversion_would_change) {
+BOOST_AUTO_TEST_CASE(bf16_and_fp8_keep_bits_that_a_library_conversion_would_change) {  // D03, D04
   const TemporaryFolder folder;
   const std::vector<std::uint16_t> bf16 = {0x3f80, 0x4049, 0x7f80, 0x7fc0, 0x0001, 0x8000};
   const std::vector<std::uint8_t> fp8 = {0x38, 0x7e, 0x78, 0x7f, 0x01, 0xff};

@@ -20,7 +20,7 @@ using namespace testing;
 BOOST_AUTO_TEST_SUITE(core_io)
 BOOST_AUTO_TEST_SUITE(dump)
 
-BOOST_AUTO_TEST_CASE(without_commit_the_old_dump_stays_and_nothing_else) {
+BOOST_AUTO_TEST_CASE(without_commit_the_old_dump_stays_and_nothing_else) {  // D08
   const TemporaryFolder folder;
   const auto file = folder / "d.h5";
   write_tensor(file, replicated("w", {10}, DType::f32), global_tensor("w", {10}, DType::f32));
@@ -125,7 +125,7 @@ bool die_after(std::chrono::nanoseconds delay) {
          ::timer_settime(timer, 0, &when, nullptr) == 0;
 }
 
-BOOST_AUTO_TEST_CASE(a_writer_killed_at_any_point_leaves_the_old_or_a_new_dump_whole) {
+BOOST_AUTO_TEST_CASE(a_writer_killed_at_any_point_leaves_the_old_or_a_new_dump_whole) {  // D05, D08
   const TemporaryFolder folder;
   const auto file = folder / "d.h5";
   std::mt19937_64 random(seed());
@@ -171,6 +171,48 @@ BOOST_AUTO_TEST_CASE(a_writer_killed_at_any_point_leaves_the_old_or_a_new_dump_w
   }
   write_version(file, current + 1);
   BOOST_TEST(whole_version(file) == current + 1);
+}
+
+BOOST_AUTO_TEST_CASE(
+    a_file_that_is_open_for_writing_is_refused_also_when_it_looks_complete) {  // D07
+  const TemporaryFolder folder;
+  const auto file = folder / "d.h5";
+  write_version(file, 1);
+  // A writer that has flushed everything, its mark of completion too, and dies before it closes.
+  const int status = wait_for(start_child([&] {
+    DumpWriter dump(file);
+    dump.experiment({{"config", "2"}});
+    const h5::Lock lock;
+    for (const std::string& name : files_in(folder.path())) {
+      if (name != "d.h5") {
+        const hid_t same = H5Fopen((folder / name).c_str(), H5F_ACC_RDWR, H5P_DEFAULT);
+        const hid_t space = H5Screate(H5S_SCALAR);
+        const hid_t complete =
+            H5Acreate2(same, "complete", H5T_STD_U8LE, space, H5P_DEFAULT, H5P_DEFAULT);
+        const std::uint8_t yes = 1;
+        H5Awrite(complete, H5T_STD_U8LE, &yes);
+        H5Fflush(same, H5F_SCOPE_GLOBAL);
+        ::raise(SIGKILL);
+      }
+    }
+    return 96;
+  }));
+  BOOST_TEST((WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL), "status " << status);
+  BOOST_TEST(whole_version(file) == 1);
+  const std::vector<std::string> names = files_in(folder.path());
+  BOOST_TEST_REQUIRE(names.size() == 2U);
+  const std::string left = names[0] == "d.h5" ? names[1] : names[0];
+  expect_error(Errc::io, {left, "cannot open"}, [&] { const DumpReader dump(folder / left); });
+}
+
+BOOST_AUTO_TEST_CASE(a_reader_in_another_process_meets_the_old_dump_while_one_is_written) {  // D10
+  const TemporaryFolder folder;
+  const auto file = folder / "d.h5";
+  write_version(file, 1);
+  DumpWriter dump(file);
+  dump.experiment({{"config", "2"}});
+  const int status = wait_for(start_child([&] { return whole_version(file) == 1 ? 0 : 1; }));
+  BOOST_TEST((WIFEXITED(status) && WEXITSTATUS(status) == 0), "status " << status);
 }
 
 /// Files where the bytes of each stored dataset lie: from a contiguous one, or its chunks.
@@ -277,7 +319,7 @@ BOOST_AUTO_TEST_CASE(a_damaged_byte_anywhere_never_gives_wrong_data_in_silence) 
   BOOST_TEST(found > 20);
 }
 
-BOOST_AUTO_TEST_CASE(eight_threads_write_and_read_eight_files) {
+BOOST_AUTO_TEST_CASE(eight_threads_write_and_read_eight_files) {  // D09
   const TemporaryFolder folder;
   std::vector<std::string> failures(8);
   std::vector<std::thread> threads;

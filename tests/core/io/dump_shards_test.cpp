@@ -195,7 +195,7 @@ BOOST_AUTO_TEST_CASE(a_shard_of_thousands_of_boxes_keeps_them_all) {
   dump.verify();
 }
 
-BOOST_AUTO_TEST_CASE(chunks_stay_small_whatever_the_tensor_and_shards_are_contiguous) {
+BOOST_AUTO_TEST_CASE(chunks_stay_small_whatever_the_tensor_and_shards_are_contiguous) {  // D11, D14
   const TemporaryFolder folder;
   const Shape shape{3, 1 << 20, 5};  // a row alone is above the cap
   const Parameter parameter = replicated("w", shape, DType::u8);
@@ -227,7 +227,7 @@ std::uint64_t bytes_read_by_this_process() {
   return key == "rchar:" ? value : 0;
 }
 
-BOOST_AUTO_TEST_CASE(reading_a_part_touches_only_its_bytes,
+BOOST_AUTO_TEST_CASE(reading_a_part_touches_only_its_bytes,  // D14
                      *utf::precondition([](utf::test_unit_id) {
                        return boost::test_tools::assertion_result(bytes_read_by_this_process() > 0);
                      })) {

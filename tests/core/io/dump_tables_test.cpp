@@ -201,7 +201,7 @@ BOOST_AUTO_TEST_CASE(a_timeline_keeps_every_message_and_port) {
   DumpReader(file).verify();
 }
 
-BOOST_AUTO_TEST_CASE(texts_of_any_length_are_kept_whole) {
+BOOST_AUTO_TEST_CASE(texts_of_any_length_are_kept_whole) {  // D01, D02
   // 65,440 bytes fit into an attribute of the default format, 65,472 do not.
   const TemporaryFolder folder;
   const auto file = folder / "d.h5";
