@@ -2,11 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/io/dump_h5.hpp"
 
-#define H5_USE_110_API  // what newer libraries then offer too
-#include <hdf5.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -14,11 +9,10 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/io/dump_h5_calls.hpp"
 
 namespace m2n::h5 {
 namespace {
-
-static_assert(std::is_same_v<hid_t, std::int64_t>);
 
 /// Elements are written as they lie in memory, and the schema says little-endian.
 static_assert(std::endian::native == std::endian::little);
@@ -42,67 +36,6 @@ std::string library_words() {
   return words.empty() ? "HDF5 gives no reason" : words;
 }
 
-[[noreturn]] void fail(std::string_view action, std::string_view object) {
-  throw Error(Errc::io,
-              "cannot " + std::string(action) + " " + std::string(object) + ": " + library_words());
-}
-
-/// Passes a result of HDF5 on, or throws: negative means failure in all of its calls.
-template <class Result>
-Result check(Result result, std::string_view action, std::string_view object) {
-  if (result < 0) [[unlikely]] {
-    fail(action, object);
-  }
-  return result;
-}
-
-std::string label_of(const File& file, const std::string& path, std::string_view kind = "dataset") {
-  return std::string(kind) + " '" + path + "' of '" + file.path.string() + "'";
-}
-
-using Extents = std::array<hsize_t, kMaxRank>;
-
-Extents extents_of(const Dims& dims) {
-  Extents extents{};
-  for (std::size_t d = 0; d < dims.size(); ++d) {
-    extents[d] = static_cast<hsize_t>(dims[d]);
-  }
-  return extents;
-}
-
-Object space_of(const Shape& shape, const std::string& label) {
-  if (shape.empty()) {
-    return Object(check(H5Screate(H5S_SCALAR), "describe the shape of", label));
-  }
-  const Extents extents = extents_of(shape);
-  return Object(check(H5Screate_simple(static_cast<int>(shape.size()), extents.data(), nullptr),
-                      "describe the shape of", label));
-}
-
-/// Selects @p box; a scalar is always selected whole.
-void select(const Object& space, const Box& box, const std::string& label) {
-  if (box.rank() == 0) {
-    return;
-  }
-  const Extents start = extents_of(box.lo);
-  const Extents count = extents_of(box.extents());
-  check(
-      H5Sselect_hyperslab(space.id(), H5S_SELECT_SET, start.data(), nullptr, count.data(), nullptr),
-      "select a part of", label);
-}
-
-Object property_list(hid_t of) {
-  return Object(check(H5Pcreate(of), "make", "an HDF5 property list"));
-}
-
-/// Makes the groups on the way, and spells names in UTF-8.
-Object link_properties() {
-  Object list = property_list(H5P_LINK_CREATE);
-  check(H5Pset_create_intermediate_group(list.id(), 1), "set up", "HDF5 links");
-  check(H5Pset_char_encoding(list.id(), H5T_CSET_UTF8), "set up", "HDF5 links");
-  return list;
-}
-
 /// Shape of the first of for_each_block()'s blocks, which is the largest.
 Shape block_shape(const Shape& shape, std::uint64_t item_bytes, std::uint64_t limit) {
   Shape block = Shape::filled(shape.size(), 1);
@@ -114,8 +47,6 @@ Shape block_shape(const Shape& shape, std::uint64_t item_bytes, std::uint64_t li
   }
   return block;
 }
-
-hid_t copy_type(hid_t type) { return check(H5Tcopy(type), "copy", "an HDF5 type"); }
 
 hid_t predefined(DType dtype) {
   switch (dtype) {
@@ -169,39 +100,57 @@ hid_t predefined(DType dtype) {
                                       std::string(to_string(dtype)) + " packs several into one");
 }
 
-bool is_variable_text(hid_t type) { return H5Tis_variable_str(type) > 0; }
+}  // namespace
 
-/// Reads @p count strings of either kind. @p read calls HDF5 with a memory type and an address.
-template <class Read>
-std::vector<std::string> texts(hid_t type, std::size_t count, const Object& space,
-                               const std::string& label, Read&& read) {
-  if (H5Tget_class(type) != H5T_STRING) {
-    throw Error(Errc::io, label + " should be text, and is not");
-  }
-  std::vector<std::string> out;
-  if (count == 0) {
-    return out;
-  }
-  out.reserve(count);
-  if (is_variable_text(type)) {
-    std::vector<char*> pointers(count, nullptr);
-    check(read(type, static_cast<void*>(pointers.data())), "read", label);
-    for (const char* pointer : pointers) {
-      out.emplace_back(pointer == nullptr ? "" : pointer);
-    }
-    (void)H5Dvlen_reclaim(type, space.id(), H5P_DEFAULT, static_cast<void*>(pointers.data()));
-    return out;
-  }
-  const std::size_t width = H5Tget_size(type);
-  std::string all(width * count, '\0');
-  check(read(type, static_cast<void*>(all.data())), "read", label);
-  for (std::size_t i = 0; i < count; ++i) {
-    std::string_view one(all.data() + i * width, width);
-    one = one.substr(0, one.find_last_not_of('\0') + 1);  // npos + 1 is 0
-    out.emplace_back(one);
-  }
-  return out;
+[[noreturn]] void fail(std::string_view action, std::string_view object) {
+  throw Error(Errc::io,
+              "cannot " + std::string(action) + " " + std::string(object) + ": " + library_words());
 }
+
+std::string label_of(const File& file, const std::string& path, std::string_view kind) {
+  return std::string(kind) + " '" + path + "' of '" + file.path.string() + "'";
+}
+
+Extents extents_of(const Dims& dims) {
+  Extents extents{};
+  for (std::size_t d = 0; d < dims.size(); ++d) {
+    extents[d] = static_cast<hsize_t>(dims[d]);
+  }
+  return extents;
+}
+
+Object space_of(const Shape& shape, const std::string& label) {
+  if (shape.empty()) {
+    return Object(check(H5Screate(H5S_SCALAR), "describe the shape of", label));
+  }
+  const Extents extents = extents_of(shape);
+  return Object(check(H5Screate_simple(static_cast<int>(shape.size()), extents.data(), nullptr),
+                      "describe the shape of", label));
+}
+
+void select(const Object& space, const Box& box, const std::string& label) {
+  if (box.rank() == 0) {
+    return;
+  }
+  const Extents start = extents_of(box.lo);
+  const Extents count = extents_of(box.extents());
+  check(
+      H5Sselect_hyperslab(space.id(), H5S_SELECT_SET, start.data(), nullptr, count.data(), nullptr),
+      "select a part of", label);
+}
+
+Object property_list(hid_t of) {
+  return Object(check(H5Pcreate(of), "make", "an HDF5 property list"));
+}
+
+Object link_properties() {
+  Object list = property_list(H5P_LINK_CREATE);
+  check(H5Pset_create_intermediate_group(list.id(), 1), "set up", "HDF5 links");
+  check(H5Pset_char_encoding(list.id(), H5T_CSET_UTF8), "set up", "HDF5 links");
+  return list;
+}
+
+hid_t copy_type(hid_t type) { return check(H5Tcopy(type), "copy", "an HDF5 type"); }
 
 Shape shape_of(const Object& space, const std::string& label) {
   if (H5Sget_simple_extent_type(space.id()) == H5S_NULL) {
@@ -225,8 +174,6 @@ Shape shape_of(const Object& space, const std::string& label) {
   }
   return shape;
 }
-
-}  // namespace
 
 Lock::Lock() : held_(process_lock()) { (void)H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr); }
 
@@ -473,304 +420,6 @@ void read_runs(const Dataset& dataset, Index start, Index stride, Index count, I
     i += now;
     data += static_cast<std::uint64_t>(now) * run_bytes;
   }
-}
-
-namespace {
-
-/// HDF5 takes the names that a virtual dataset maps for formats.
-std::string no_format(const std::string& name) {
-  std::string out;
-  for (const char c : name) {
-    out.append(c == '%' ? 2 : 1, c);
-  }
-  return out;
-}
-
-}  // namespace
-
-Dataset create_virtual(const File& file, const std::string& path, Type type, const Shape& shape,
-                       const std::vector<Mapping>& mappings) {
-  const std::string label = label_of(file, path, "virtual dataset");
-  const Object properties = property_list(H5P_DATASET_CREATE);
-  for (const Mapping& mapping : mappings) {
-    const Object space = space_of(shape, label);
-    const Extents start = extents_of(mapping.start);
-    const Extents stride = extents_of(mapping.stride);
-    const Extents count = extents_of(mapping.count);
-    const Extents block = extents_of(mapping.block);
-    check(H5Sselect_hyperslab(space.id(), H5S_SELECT_SET, start.data(), stride.data(), count.data(),
-                              block.data()),
-          "select a part of", label);
-    const Object source = space_of(mapping.source_shape, label);
-    select(source, mapping.source_box, label);
-    // "." is the file itself, whatever its name becomes.
-    const std::string from = mapping.source_file.empty() ? "." : no_format(mapping.source_file);
-    check(H5Pset_virtual(properties.id(), space.id(), from.c_str(),
-                         no_format(mapping.source_path).c_str(), source.id()),
-          "map '" + mapping.source_path + "' into", label);
-  }
-  const Object space = space_of(shape, label);
-  const Object links = link_properties();
-  Object object(check(H5Dcreate2(file.object.id(), path.c_str(), type.object.id(), space.id(),
-                                 links.id(), properties.id(), H5P_DEFAULT),
-                      "create", label));
-  return {std::move(object), std::move(type), shape, label, true};
-}
-
-void link(const File& file, const std::string& target, const std::string& path) {
-  const Object links = link_properties();
-  check(H5Lcreate_soft(target.c_str(), file.object.id(), path.c_str(), links.id(), H5P_DEFAULT),
-        "link", label_of(file, path));
-}
-
-void link_external(const File& file, const std::string& target_file, const std::string& target,
-                   const std::string& path) {
-  const Object links = link_properties();
-  check(H5Lcreate_external(target_file.c_str(), target.c_str(), file.object.id(), path.c_str(),
-                           links.id(), H5P_DEFAULT),
-        "link", label_of(file, path));
-}
-
-void create_group(const File& file, const std::string& path) {
-  const Object links = link_properties();
-  const Object group(
-      check(H5Gcreate2(file.object.id(), path.c_str(), links.id(), H5P_DEFAULT, H5P_DEFAULT),
-            "create", label_of(file, path, "group")));
-}
-
-Object open_group(const File& file, const std::string& path) {
-  return Object(check(H5Gopen2(file.object.id(), path.c_str(), H5P_DEFAULT), "open",
-                      label_of(file, path, "group")));
-}
-
-bool exists(const File& file, const std::string& path) {
-  for (std::size_t at = 1; at != std::string::npos && at < path.size();) {
-    at = path.find('/', at);
-    const std::string part = path.substr(0, at);
-    if (check(H5Lexists(file.object.id(), part.c_str(), H5P_DEFAULT), "look for",
-              label_of(file, part, "object")) == 0) {
-      return false;
-    }
-    at = at == std::string::npos ? at : at + 1;
-  }
-  return true;
-}
-
-std::vector<Member> members(const File& file, const std::string& group) {
-  std::vector<Member> out;
-  if (!exists(file, group)) {
-    return out;
-  }
-  const std::string label = label_of(file, group, "group");
-  const Object object = open_group(file, group);
-  const auto take = [](hid_t, const char* name, const H5L_info_t* info, void* data) -> herr_t {
-    try {
-      static_cast<std::vector<Member>*>(data)->push_back(
-          {name, info->type == H5L_TYPE_SOFT ? Kind::link : Kind::other});
-      return 0;
-    } catch (...) {  // not through a C library
-      return -1;
-    }
-  };
-  check(H5Literate(object.id(), H5_INDEX_NAME, H5_ITER_INC, nullptr, take, &out), "list", label);
-  const std::string prefix = group == "/" ? group : group + "/";
-  for (Member& member : out) {
-    if (member.kind == Kind::link) {
-      continue;
-    }
-    const Object child(check(H5Oopen(object.id(), member.name.c_str(), H5P_DEFAULT), "open",
-                             label_of(file, prefix + member.name, "object")));
-    switch (H5Iget_type(child.id())) {
-      case H5I_GROUP:
-        member.kind = Kind::group;
-        break;
-      case H5I_DATASET:
-        member.kind = Kind::dataset;
-        break;
-      default:
-        break;
-    }
-  }
-  return out;
-}
-
-Owner owner_of(const Dataset& dataset) { return {dataset.object, dataset.label}; }
-
-namespace {
-
-std::string label_of(const Owner& owner, const char* name) {
-  return std::string("attribute '") + name + "' of " + owner.label;
-}
-
-void write_attribute(const Owner& owner, const char* name, const Type& type, const Shape& shape,
-                     const void* data) {
-  const std::string label = label_of(owner, name);
-  const Object space = space_of(shape, label);
-  const Object attribute(check(
-      H5Acreate2(owner.object.id(), name, type.object.id(), space.id(), H5P_DEFAULT, H5P_DEFAULT),
-      "create", label));
-  if (element_count(shape) > 0) {
-    check(H5Awrite(attribute.id(), type.object.id(), data), "write", label);
-  }
-}
-
-std::optional<Object> open_attribute(const Owner& owner, const char* name,
-                                     const std::string& label) {
-  if (check(H5Aexists(owner.object.id(), name), "look for", label) == 0) {
-    return std::nullopt;
-  }
-  return Object(check(H5Aopen(owner.object.id(), name, H5P_DEFAULT), "open", label));
-}
-
-}  // namespace
-
-void write_attribute(const Owner& owner, const char* name, DType dtype, const Shape& shape,
-                     const void* data) {
-  write_attribute(owner, name, type_of(dtype), shape, data);
-}
-
-void write_attribute(const Owner& owner, const char* name, const std::string& text) {
-  Type type{Object(copy_type(H5T_C_S1)), sizeof(char*)};
-  check(std::min({H5Tset_size(type.object.id(), H5T_VARIABLE),
-                  H5Tset_cset(type.object.id(), H5T_CSET_UTF8)}),
-        "make", "an HDF5 text type");
-  const char* pointer = text.c_str();
-  write_attribute(owner, name, type, {}, static_cast<const void*>(&pointer));
-}
-
-void write_fixed_attribute(const Owner& owner, const char* name, std::string_view text) {
-  write_attribute(owner, name, text_type(text.size()), {}, text.data());
-}
-
-std::optional<std::string> text_attribute(const Owner& owner, const char* name) {
-  const std::string label = label_of(owner, name);
-  const std::optional<Object> attribute = open_attribute(owner, name, label);
-  if (!attribute) {
-    return std::nullopt;
-  }
-  const Object type(check(H5Aget_type(attribute->id()), "ask for the type of", label));
-  const Object space(check(H5Aget_space(attribute->id()), "ask for the shape of", label));
-  if (element_count(shape_of(space, label)) != 1) {
-    throw Error(Errc::io, label + " should be one text, and is not");
-  }
-  return texts(type.id(), 1, space, label,
-               [&](hid_t memory, void* to) { return H5Aread(attribute->id(), memory, to); })
-      .front();
-}
-
-std::optional<Integers> integer_attribute(const Owner& owner, const char* name) {
-  const std::string label = label_of(owner, name);
-  const std::optional<Object> attribute = open_attribute(owner, name, label);
-  if (!attribute) {
-    return std::nullopt;
-  }
-  const Object type(check(H5Aget_type(attribute->id()), "ask for the type of", label));
-  if (H5Tget_class(type.id()) != H5T_INTEGER) {
-    throw Error(Errc::io, label + " should hold integers, and does not");
-  }
-  const Object space(check(H5Aget_space(attribute->id()), "ask for the shape of", label));
-  Integers out{{}, shape_of(space, label)};
-  out.values.resize(static_cast<std::size_t>(element_count(out.shape)));
-  if (!out.values.empty()) {
-    check(H5Aread(attribute->id(), H5T_NATIVE_INT64, out.values.data()), "read", label);
-  }
-  return out;
-}
-
-std::optional<std::uint64_t> word_attribute(const Owner& owner, const char* name) {
-  const std::string label = label_of(owner, name);
-  const std::optional<Object> attribute = open_attribute(owner, name, label);
-  if (!attribute) {
-    return std::nullopt;
-  }
-  const Object type(check(H5Aget_type(attribute->id()), "ask for the type of", label));
-  const Object space(check(H5Aget_space(attribute->id()), "ask for the shape of", label));
-  if (H5Tget_class(type.id()) != H5T_INTEGER || element_count(shape_of(space, label)) != 1) {
-    throw Error(Errc::io, label + " should be one integer, and is not");
-  }
-  std::uint64_t word = 0;
-  check(H5Aread(attribute->id(), H5T_NATIVE_UINT64, &word), "read", label);
-  return word;
-}
-
-std::vector<std::string> read_texts(const File& file, const std::string& path) {
-  const Dataset dataset = open_dataset(file, path);
-  const Object space = space_of(dataset.shape, dataset.label);
-  return texts(dataset.type.object.id(), static_cast<std::size_t>(element_count(dataset.shape)),
-               space, dataset.label, [&](hid_t memory, void* to) {
-                 return H5Dread(dataset.object.id(), memory, H5S_ALL, H5S_ALL, H5P_DEFAULT, to);
-               });
-}
-
-bool stored_as(const Dataset& dataset, const Type& type) {
-  return H5Tequal(dataset.type.object.id(), type.object.id()) > 0;
-}
-
-std::optional<DType> stored_dtype(const Dataset& dataset) {
-  for (const DType dtype :
-       {DType::u8, DType::i8, DType::i16, DType::u16, DType::f16, DType::i32, DType::u32,
-        DType::f32, DType::c64, DType::f64, DType::i64, DType::u64}) {
-    if (stored_as(dataset, type_of(dtype))) {
-      return dtype;
-    }
-  }
-  return std::nullopt;
-}
-
-std::string type_name(const Dataset& dataset) {
-  if (const std::optional<DType> dtype = stored_dtype(dataset)) {
-    return std::string(to_string(*dtype));
-  }
-  switch (H5Tget_class(dataset.type.object.id())) {
-    case H5T_STRING:
-      return "text";
-    case H5T_COMPOUND:
-      return "compound";
-    case H5T_INTEGER:
-      return "integer";
-    case H5T_FLOAT:
-      return "float";
-    default:
-      return "other";
-  }
-}
-
-std::string library_version() {
-  unsigned major = 0;
-  unsigned minor = 0;
-  unsigned release = 0;
-  check(H5get_libversion(&major, &minor, &release), "ask for", "the version of HDF5");
-  return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(release);
-}
-
-struct Checksum::State {
-  State() { XXH3_64bits_reset(&xxh); }
-  XXH3_state_t xxh;
-};
-
-Checksum::Checksum() : state_(std::make_unique<State>()) {}
-Checksum::~Checksum() = default;
-Checksum::Checksum(Checksum&&) noexcept = default;
-Checksum& Checksum::operator=(Checksum&&) noexcept = default;
-
-void Checksum::add(const std::byte* data, std::uint64_t bytes) {
-  XXH3_64bits_update(&state_->xxh, data, bytes);
-}
-
-std::uint64_t Checksum::value() const { return XXH3_64bits_digest(&state_->xxh); }
-
-std::uint64_t checksum_of(const Dataset& dataset) {
-  if (is_variable_text(dataset.type.object.id())) {
-    throw Error(Errc::io, dataset.label + " is text of variable length, which has no checksum");
-  }
-  Checksum checksum;
-  std::vector<std::byte> buffer;
-  for_each_block(dataset.shape, dataset.type.bytes, kLargestChunkBytes, [&](const Box& box) {
-    buffer.resize(static_cast<std::size_t>(box.volume()) * dataset.type.bytes);
-    read_box(dataset, box, buffer.data());
-    checksum.add(buffer.data(), buffer.size());
-  });
-  return checksum.value();
 }
 
 }  // namespace m2n::h5

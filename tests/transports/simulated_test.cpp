@@ -5,6 +5,7 @@
 /// The simulated transport: every rank reports the round's simulated time, and memory stays as it
 /// is.
 
+#include <algorithm>
 #include <boost/test/unit_test.hpp>
 #include <cmath>
 #include <map>
@@ -34,7 +35,7 @@ BOOST_AUTO_TEST_CASE(every_rank_reports_the_time_of_the_plan, *boost::unit_test:
     const double expected =
         simulate(plan, problem, Topology::single_island(problem.world_size())).seconds;
     auto groups = make_thread_groups(problem.world_size());
-    std::vector<double> seconds(groups.size(), 0);
+    std::vector<RoundReport> reports(groups.size());
     std::vector<std::string> failures(groups.size());
     std::vector<std::thread> threads;
     for (std::size_t r = 0; r < groups.size(); ++r) {
@@ -46,7 +47,7 @@ BOOST_AUTO_TEST_CASE(every_rank_reports_the_time_of_the_plan, *boost::unit_test:
           const auto session = transport->prepare(make_program(plan, problem, static_cast<Rank>(r)),
                                                   Buffers{}, deadline);
           session->start(1, deadline);
-          seconds[r] = session->wait(deadline).seconds;
+          reports[r] = session->wait(deadline);
         } catch (const std::exception& error) {
           failures[r] = error.what();
         }
@@ -55,12 +56,25 @@ BOOST_AUTO_TEST_CASE(every_rank_reports_the_time_of_the_plan, *boost::unit_test:
     for (std::thread& thread : threads) {
       thread.join();
     }
+    double last = 0;
     for (std::size_t r = 0; r < groups.size(); ++r) {
       BOOST_TEST(failures[r] == "");
-      BOOST_TEST(std::abs(seconds[r] - expected) <= 1e-12,
-                 planner << " rank " << r << ": " << seconds[r] << " s");
-      BOOST_TEST(seconds[r] > 0);
+      BOOST_TEST(std::abs(reports[r].seconds - expected) <= 1e-12,
+                 planner << " rank " << r << ": " << reports[r].seconds << " s");
+      BOOST_TEST(reports[r].seconds > 0);
+      for (const PeerTraffic& peer : reports[r].peers) {
+        last = std::max(last, peer.end_seconds);
+        BOOST_TEST((0 <= peer.start_seconds && peer.start_seconds < peer.end_seconds));
+        // Both ends saw the same.
+        const auto& others = reports[static_cast<std::size_t>(peer.peer)].peers;
+        BOOST_TEST(std::count_if(others.begin(), others.end(), [&](const PeerTraffic& other) {
+                     return other.peer == static_cast<Rank>(r) &&
+                            other.start_seconds == peer.start_seconds &&
+                            other.end_seconds == peer.end_seconds;
+                   }) == 1);
+      }
     }
+    BOOST_TEST(std::abs(last - expected) <= 1e-12, planner << ": the last byte at " << last);
   }
 }
 

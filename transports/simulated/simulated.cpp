@@ -131,9 +131,23 @@ std::vector<SimMessage> all_messages(const std::vector<std::string>& of_ranks) {
 
 class SimulatedSession final : public Session {
  public:
-  SimulatedSession(const Program& program, double seconds)
+  SimulatedSession(const Program& program, const Timeline& timeline)
       : report_(expected_report(program, "simulated")) {
-    report_.seconds = seconds;
+    report_.seconds = timeline.seconds;
+    std::map<Rank, std::pair<double, double>> times;  // by peer: first start, last end
+    for (const TimelineEvent& event : timeline.events) {
+      if (event.from == program.rank || event.to == program.rank) {
+        const Rank peer = event.from == program.rank ? event.to : event.from;
+        const auto [entry, is_new] = times.try_emplace(peer, event.start, event.end);
+        entry->second.first = std::min(entry->second.first, event.start);
+        entry->second.second = std::max(entry->second.second, event.end);
+      }
+    }
+    for (PeerTraffic& peer : report_.peers) {
+      if (const auto found = times.find(peer.peer); found != times.end()) {
+        std::tie(peer.start_seconds, peer.end_seconds) = found->second;
+      }
+    }
   }
 
   void start(std::uint64_t version, Deadline) override { report_.version = version; }
@@ -163,8 +177,7 @@ class SimulatedTransport final : public Transport {
     expects(group_ != nullptr, "connect() before prepare()");
     const std::vector<std::string> messages =
         group_->all_gather("simulated prepare", write(outgoing_of(program)), deadline);
-    return std::make_unique<SimulatedSession>(program,
-                                              simulate(all_messages(messages), topology_).seconds);
+    return std::make_unique<SimulatedSession>(program, simulate(all_messages(messages), topology_));
   }
 
  private:

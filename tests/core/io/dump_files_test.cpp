@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <csignal>
-#include <ctime>
 #include <random>
 #include <thread>
 
@@ -109,20 +108,6 @@ int whole_version(const std::filesystem::path& file) {
     }
   }
   return shards.size() == 20 ? version : 0;
-}
-
-/// Kills this process, whatever it is doing then. @return false when there is no such timer.
-bool die_after(std::chrono::nanoseconds delay) {
-  sigevent event{};
-  event.sigev_notify = SIGEV_SIGNAL;
-  event.sigev_signo = SIGKILL;
-  timer_t timer{};
-  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(delay);
-  itimerspec when{};
-  when.it_value.tv_sec = seconds.count();
-  when.it_value.tv_nsec = (delay - seconds).count();
-  return ::timer_create(CLOCK_MONOTONIC, &event, &timer) == 0 &&
-         ::timer_settime(timer, 0, &when, nullptr) == 0;
 }
 
 BOOST_AUTO_TEST_CASE(a_writer_killed_at_any_point_leaves_the_old_or_a_new_dump_whole) {  // D05, D08

@@ -8,6 +8,7 @@
 
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
+#include <csignal>
 #include <random>
 
 #include "core/api/builtin.hpp"
@@ -193,6 +194,43 @@ BOOST_AUTO_TEST_CASE(a_new_dump_takes_the_parts_of_the_old_one_away) {
   BOOST_TEST((files_in(folder.path()) == expected));
   write_tensor(file, replicated("w", {4}, DType::u8), std::vector<std::byte>(4));
   BOOST_TEST((files_in(folder.path()) == std::vector<std::string>{"d.h5", "d.r1.rank-7.h5"}));
+}
+
+BOOST_AUTO_TEST_CASE(
+    a_writer_of_parts_killed_at_any_point_leaves_the_old_or_a_new_dump_whole) {  // D08
+  const TemporaryFolder folder;
+  const auto file = folder / "d.h5";
+  std::vector<Parameter> parameters;
+  for (int i = 0; i < 5; ++i) {
+    parameters.push_back(
+        with_layout("w" + std::to_string(i), mesh_layout({400, 30}, {3}, {Placement::shard(0)})));
+  }
+  const auto run_id = [](int version) { return "v" + std::to_string(version); };
+  const auto begin = std::chrono::steady_clock::now();
+  write_all(file, run_id(1), parameters);
+  const auto span = std::chrono::duration_cast<std::chrono::nanoseconds>(
+      std::chrono::steady_clock::now() - begin);
+  std::mt19937_64 random(seed());
+  int current = 1;
+  for (int child_number = 0; child_number < 10; ++child_number) {
+    const std::chrono::nanoseconds delay(
+        1 + random() % static_cast<std::uint64_t>(span.count() * 3 / 2 + 1));
+    const int status = wait_for(start_child([&] {
+      if (!die_after(delay)) {
+        return 97;
+      }
+      for (int version = current + 1;; ++version) {
+        write_all(file, run_id(version), parameters);
+      }
+    }));
+    BOOST_TEST((WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL), "status " << status);
+    const DumpReader dump(file);  // every part of its run is there
+    dump.verify();
+    BOOST_TEST(dump.shards(Role::destination).size() == 15U);
+    const int found = std::stoi(dump.fact("run_id").value().substr(1));
+    BOOST_TEST(found >= current);
+    current = found;
+  }
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
+#include <ctime>
 #include <iostream>
 #include <random>
 
@@ -363,6 +365,19 @@ int wait_for(pid_t child) {
   int status = 0;
   ::waitpid(child, &status, 0);
   return status;
+}
+
+bool die_after(std::chrono::nanoseconds delay) {
+  sigevent event{};
+  event.sigev_notify = SIGEV_SIGNAL;
+  event.sigev_signo = SIGKILL;
+  timer_t timer{};
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(delay);
+  itimerspec when{};
+  when.it_value.tv_sec = seconds.count();
+  when.it_value.tv_nsec = (delay - seconds).count();
+  return ::timer_create(CLOCK_MONOTONIC, &event, &timer) == 0 &&
+         ::timer_settime(timer, 0, &when, nullptr) == 0;
 }
 
 }  // namespace m2n::testing

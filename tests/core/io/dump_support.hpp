@@ -111,5 +111,7 @@ std::vector<std::byte> bytes_of_values(const std::vector<Value>& values) {
 /// Runs @p body in a child process. @return its process id.
 pid_t start_child(const std::function<int()>& body);
 int wait_for(pid_t child);
+/// Kills this process, whatever it is doing then. @return false when there is no such timer.
+bool die_after(std::chrono::nanoseconds delay);
 
 }  // namespace m2n::testing
