@@ -286,7 +286,7 @@ BOOST_AUTO_TEST_CASE(pairs_without_traffic_cost_no_memory) {
     Prepared rank({"loopback", World::threads_apart}, c, group);
     if (group.rank() == 0) {
       // A ring of 1 MiB, mapped by its two ends; the front pages and the world, a rank.
-      const std::uint64_t mapped = mapped_bytes("memfd:m2n-loopback");
+      const std::uint64_t mapped = mapped_bytes("memfd:m2n");
       require(mapped > kRanks * (2 << 20) && mapped < kRanks * (3 << 20),
               "mapped " + std::to_string(mapped) + " bytes");
     }

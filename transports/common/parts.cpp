@@ -13,6 +13,17 @@ constexpr std::uint64_t kCacheLine = 64;
 
 }  // namespace
 
+std::map<Rank, std::vector<const Region*>> by_peer(const std::vector<Region>& regions,
+                                                   Endpoint Region::*end) {
+  std::map<Rank, std::vector<const Region*>> out;
+  for (const Region& region : regions) {
+    if (region.bytes > 0) {
+      out[(region.*end).rank].push_back(&region);
+    }
+  }
+  return out;
+}
+
 std::uint64_t bytes_of_copy(const StridedCopy& copy) {
   return checked_mul_bytes(static_cast<std::uint64_t>(element_count(copy.extents)),
                            copy.destination_item_bytes());

@@ -7,12 +7,18 @@
 /// message. Nothing here depends on addresses, so both ranks of a pair cut alike.
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
-#include "core/tensor/copy.hpp"
+#include "core/plan/plan.hpp"
 
 namespace m2n {
+
+/// The regions of @p regions that have bytes, by the rank at @p end of them (the peer's), each list
+/// in the order that both ranks of the pair share.
+std::map<Rank, std::vector<const Region*>> by_peer(const std::vector<Region>& regions,
+                                                   Endpoint Region::*end);
 
 /// A part of a region: its first element lies so many bytes from the region's, on either side.
 struct Part {

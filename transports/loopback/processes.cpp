@@ -13,9 +13,10 @@
 #include <sstream>
 
 #include "core/error.hpp"
-#include "transports/common/parts.hpp"
+#include "transports/common/agree.hpp"
+#include "transports/common/packed.hpp"
 #include "transports/common/rank_memory.hpp"
-#include "transports/loopback/segment.hpp"
+#include "transports/common/segment.hpp"
 #include "transports/loopback/world.hpp"
 
 namespace m2n::loopback {
@@ -85,13 +86,6 @@ struct Address {
   }
 };
 
-/// A part that is copied between a view and a slot.
-struct Step {
-  StridedCopy copy;
-  std::byte* view;
-  std::uint64_t slot_offset;
-};
-
 /// One direction between this rank and a peer.
 struct Pair {
   Rank peer = 0;
@@ -99,50 +93,24 @@ struct Pair {
   Ring* ring = nullptr;
   Doorbell* bell = nullptr;  ///< The peer's.
   std::uint64_t slot_bytes = 0;
-  std::vector<Step> steps;
-  std::vector<Chunk> chunks;
-  std::vector<std::size_t> stage_end;  ///< [stage] in chunks
-  std::uint64_t moved = 0;             ///< Chunks, over all rounds.
-  std::size_t next = 0;                ///< Chunk of this round.
+  PackedPair packed;
+  std::uint64_t moved = 0;  ///< Chunks, over all rounds.
+  std::size_t next = 0;     ///< Chunk of this round.
 
+  explicit Pair(Rank rank, bool sending) : peer(rank), packed(sending) {}
   std::byte* slot() const { return slots.data() + (moved % kSlots) * slot_bytes; }
 };
 
-/// Regions by peer, each in the order that both ranks share.
-std::map<Rank, std::vector<const Region*>> by_peer(const std::vector<Region>& regions,
-                                                   Rank Endpoint::*rank, Endpoint Region::*end) {
-  std::map<Rank, std::vector<const Region*>> out;
-  for (const Region& region : regions) {
-    if (region.bytes > 0) {
-      out[region.*end.*rank].push_back(&region);
-    }
-  }
-  return out;
-}
-
-/// Cuts @p regions, of one pair, into the chunks and steps of @p pair.
+/// Cuts @p regions, of one pair, into chunks.
 void compile(const std::vector<const Region*>& regions, bool sending, std::uint32_t stage_count,
              RankMemory& memory, Pair& pair) {
   auto at = regions.begin();
   for (std::uint32_t stage = 0; stage < stage_count; ++stage) {
-    std::vector<StridedCopy> copies;
-    std::vector<std::byte*> views;
+    std::vector<PlacedRegion> placed;
     for (; at != regions.end() && (*at)->stage == stage; ++at) {
-      copies.push_back((*at)->copy);
-      views.push_back(memory.address(sending ? (*at)->from : (*at)->to));
+      placed.push_back({(*at)->copy, memory.address(sending ? (*at)->from : (*at)->to)});
     }
-    std::vector<Part> parts;
-    for (Chunk chunk : cut_into_chunks(copies, pair.slot_bytes, parts)) {
-      chunk.first += pair.steps.size();
-      pair.chunks.push_back(chunk);
-    }
-    for (const Part& part : parts) {
-      pair.steps.push_back(
-          {sending ? packed_at_destination(part.copy) : packed_at_source(part.copy),
-           views[part.region] + (sending ? part.source_offset : part.destination_offset),
-           part.staging_offset});
-    }
-    pair.stage_end.push_back(pair.chunks.size());
+    pair.packed.add_stage(placed, pair.slot_bytes);
   }
 }
 
@@ -168,7 +136,7 @@ class ProcessSession final : public Session {
 
   /// Makes this rank's segment. @return how the others open it.
   Address offer(const Program& program, Rank size) {
-    const auto receives = by_peer(program.receives, &Endpoint::rank, &Region::from);
+    const auto receives = by_peer(program.receives, &Region::from);
     const std::uint64_t rings = receives.size();
     const std::uint64_t share = kRingBytes / kSlots / std::max<std::uint64_t>(1, rings);
     const std::uint64_t slot_bytes =
@@ -191,8 +159,7 @@ class ProcessSession final : public Session {
       Ring& ring = front_.ring(i);
       ring.sender = peer;
       ring.offset_bytes = Front::bytes(rings) + i * ring_bytes;
-      Pair pair;
-      pair.peer = peer;
+      Pair pair(peer, false);
       pair.slots = Mapping(segment_, ring.offset_bytes, ring_bytes);
       pair.ring = &ring;
       pair.slot_bytes = slot_bytes;
@@ -214,7 +181,7 @@ class ProcessSession final : public Session {
     }
     world_.emplace(open_segment(all[0].process, all[0].world), rank_,
                    static_cast<Rank>(all.size()));
-    const auto sends = by_peer(program.sends, &Endpoint::rank, &Region::to);
+    const auto sends = by_peer(program.sends, &Region::to);
     for (Pair& pair : in_) {
       if (!sends.contains(pair.peer)) {
         open_front(pair.peer, all);
@@ -223,8 +190,7 @@ class ProcessSession final : public Session {
     for (const auto& [peer, regions] : sends) {
       const Descriptor segment = open_front(peer, all);
       const Front& front = fronts_.at(peer);
-      Pair pair;
-      pair.peer = peer;
+      Pair pair(peer, true);
       pair.slot_bytes = front.head().slot_bytes;
       for (std::uint64_t i = 0; i < front.head().ring_count; ++i) {
         if (front.ring(i).sender == rank_) {
@@ -347,18 +313,14 @@ class ProcessSession final : public Session {
 
   /// Fills one slot, if one is free. @return whether it did.
   bool pack(Pair& pair, std::size_t stage) {
-    if (pair.next == pair.stage_end[stage]) {
+    if (pair.next == pair.packed.stage_end(stage)) {
       return false;
     }
     if (pair.moved - pair.ring->emptied.load(std::memory_order_acquire) == kSlots) {
       awaited_.push_back(pair.peer);
       return false;
     }
-    const Chunk& chunk = pair.chunks[pair.next];
-    for (std::size_t i = chunk.first; i < chunk.first + chunk.count; ++i) {
-      const Step& step = pair.steps[i];
-      copy_region(step.copy, step.view, pair.slot() + step.slot_offset);
-    }
+    pair.packed.pack(pair.next, pair.slot());
     pair.ring->versions[pair.moved % kSlots] = report_.version;
     ++pair.next;
     pair.ring->filled.store(++pair.moved, std::memory_order_release);
@@ -368,7 +330,7 @@ class ProcessSession final : public Session {
 
   /// Empties one slot, if one is full. @return whether it did.
   bool unpack(Pair& pair, std::size_t stage, bool bypass_cache) {
-    if (pair.next == pair.stage_end[stage]) {
+    if (pair.next == pair.packed.stage_end(stage)) {
       return false;
     }
     if (pair.ring->filled.load(std::memory_order_acquire) == pair.moved) {
@@ -384,11 +346,7 @@ class ProcessSession final : public Session {
                                                 std::to_string(rank_) + " in that of version " +
                                                 std::to_string(report_.version));
     }
-    const Chunk& chunk = pair.chunks[pair.next];
-    for (std::size_t i = chunk.first; i < chunk.first + chunk.count; ++i) {
-      const Step& step = pair.steps[i];
-      copy_region(step.copy, pair.slot() + step.slot_offset, step.view, bypass_cache);
-    }
+    pair.packed.unpack(pair.next, pair.slot(), bypass_cache);
     ++pair.next;
     pair.ring->emptied.store(++pair.moved, std::memory_order_release);
     pair.bell->ring();
@@ -412,33 +370,6 @@ class ProcessSession final : public Session {
   std::chrono::steady_clock::time_point started_;
   RoundReport report_;
 };
-
-/// Every rank's @p text; when one is an error, all throw the first.
-void agree(Group& group, const std::string& phase, const std::optional<Error>& mine,
-           Deadline deadline) {
-  const auto all = group.all_gather(
-      phase, mine ? std::to_string(static_cast<int>(mine->code())) + " " + mine->what() : "",
-      deadline);
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    if (!all[rank].empty()) {
-      const auto space = all[rank].find(' ');
-      throw TransportError(static_cast<Errc>(std::stoi(all[rank].substr(0, space))),
-                           "rank " + std::to_string(rank) + ": " + all[rank].substr(space + 1));
-    }
-  }
-}
-
-template <class Action>
-std::optional<Error> error_of(const Action& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error;
-  } catch (const std::exception& error) {
-    return Error(Errc::unavailable, error.what());
-  }
-  return std::nullopt;
-}
 
 }  // namespace
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "transports/loopback/segment.hpp"
+#include "transports/common/segment.hpp"
 
 namespace m2n::loopback {
 

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The m2n authors
 // SPDX-License-Identifier: Apache-2.0
-#include "transports/loopback/segment.hpp"
+#include "transports/common/segment.hpp"
 
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -16,12 +16,12 @@
 
 #include "core/error.hpp"
 
-namespace m2n::loopback {
+namespace m2n {
 namespace {
 
 [[noreturn]] void fail(const std::string& action) {
-  throw TransportError(Errc::unavailable, "loopback: cannot " + action + ": " +
-                                              std::generic_category().message(errno));
+  throw TransportError(Errc::unavailable,
+                       "cannot " + action + ": " + std::generic_category().message(errno));
 }
 
 struct flock byte_lock(std::uint64_t index) {
@@ -61,7 +61,7 @@ Mapping::~Mapping() {
 }
 
 Descriptor create_segment(std::uint64_t bytes) {
-  Descriptor segment(::memfd_create("m2n-loopback", MFD_CLOEXEC));
+  Descriptor segment(::memfd_create("m2n", MFD_CLOEXEC));
   if (segment.get() < 0) {
     fail("create shared memory");
   }
@@ -123,4 +123,4 @@ void wake_all(const std::atomic<std::uint32_t>& word) noexcept {
   ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-}  // namespace m2n::loopback
+}  // namespace m2n

@@ -15,7 +15,7 @@
 
 #include "core/api/group.hpp"
 
-namespace m2n::loopback {
+namespace m2n {
 
 /// Owns a file descriptor.
 class Descriptor {
@@ -76,4 +76,4 @@ bool wait_on(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
 /// Wakes whoever sleeps on @p word, in every process.
 void wake_all(const std::atomic<std::uint32_t>& word) noexcept;
 
-}  // namespace m2n::loopback
+}  // namespace m2n

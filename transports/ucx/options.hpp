@@ -1,0 +1,43 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// Settings of the UCX transport.
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "core/api/registry.hpp"
+
+namespace m2n::ucx {
+
+/// How a lost peer shows. "peer": UCX tells, for which UCX before 1.16 gives up shared memory.
+/// "kernel": ranks of one machine, whose processes the kernel knows. "auto": the second where it is
+/// possible, else the first.
+enum class ErrorChoice : std::uint8_t { automatic, peer, kernel };
+
+/// A plain value. Keys of the options are the member names.
+struct UcxOptions {
+  std::uint64_t put_bytes = 16 << 10;     ///< Rows from here on are put; shorter ones are packed.
+  std::uint64_t piece_bytes = 16 << 20;   ///< Longest single put.
+  std::uint64_t window_bytes = 64 << 20;  ///< Put and not yet complete, to one peer.
+  std::uint64_t chunk_bytes = 64 << 10;   ///< Packed regions in one message.
+  std::uint64_t slot_bytes = 256 << 10;   ///< Largest slot of a ring in shared memory.
+  std::uint64_t ring_bytes =
+      16 << 20;  ///< All rings of a rank, as long as slots are not too small.
+  ErrorChoice errors = ErrorChoice::automatic;
+  std::string tls;          ///< UCX_TLS: transports that UCX may take; empty: its own choice.
+  std::string net_devices;  ///< UCX_NET_DEVICES; empty: its own choice.
+  int rails = 0;            ///< Lanes that one operation may use; 0: UCX's own choice.
+  bool threads = false;     ///< UCX's own locking ("multi") over ours ("serialized").
+  std::chrono::milliseconds keepalive{1'000};  ///< Between two looks at a quiet peer.
+
+  /// @throws Error{usage} for an unknown key or a value out of range.
+  static UcxOptions parse(const Options& options);
+  /// What has to be equal on all ranks, as text.
+  std::string shared() const;
+};
+
+}  // namespace m2n::ucx
