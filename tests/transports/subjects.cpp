@@ -12,19 +12,26 @@
 namespace m2n::testing {
 
 std::ostream& operator<<(std::ostream& os, const Subject& subject) {
-  return os << subject.name << " between " << subject.world;
+  os << subject.name << " between " << subject.world;
+  for (const auto& [key, value] : subject.options) {
+    os << ", " << key << '=' << value;
+  }
+  return os;
 }
 
 std::vector<Subject> subjects() {
   const char* const given = std::getenv("M2N_TEST_TRANSPORT");  // NOLINT(concurrency-mt-unsafe)
   if (given != nullptr) {
-    return {{given, World::threads}};
+    return {{given}};
   }
   std::vector<Subject> out;
-  for (const char* const name : {"loopback", "ucx"}) {
-    if (builtin_registries().transports.contains(name)) {
-      out.push_back({name, World::threads});
-      out.push_back({name, World::processes});
+  for (const World world : {World::threads, World::processes}) {
+    out.push_back({"loopback", world});
+    if (builtin_registries().transports.contains("ucx")) {
+      out.push_back({"ucx", world});
+      out.push_back({"ucx", world, {{"tls", "tcp"}}});  // as between machines
+      // As between machines with network cards that write memory; here UCX emulates them.
+      out.push_back({"ucx", world, {{"tls", "tcp"}, {"puts", "on"}, {"put_bytes", "1024"}}});
     }
   }
   return out;
@@ -33,7 +40,8 @@ std::vector<Subject> subjects() {
 std::vector<Subject> subjects_between_processes() {
   std::vector<Subject> out;
   for (const Subject& subject : subjects()) {
-    if (subject.world == World::processes) {
+    // Emulated puts do not outlive a lost peer.
+    if (subject.world == World::processes && !subject.options.contains("puts")) {
       out.push_back(subject);
     }
   }
@@ -41,7 +49,7 @@ std::vector<Subject> subjects_between_processes() {
 }
 
 std::unique_ptr<Transport> make(const Subject& subject) {
-  return builtin_registries().transports.create(subject.name, {});
+  return builtin_registries().transports.create(subject.name, {subject.options});
 }
 
 void require(bool ok, const std::string& what) {

@@ -20,13 +20,14 @@ namespace m2n::testing {
 struct Subject {
   std::string name;
   World world = World::threads;
+  Options options = {};
 };
 std::ostream& operator<<(std::ostream& os, const Subject& subject);
 
-/// Every transport that moves bytes of host memory, in each world. M2N_TEST_TRANSPORT names one
-/// that needs a device of its own instead, e.g. "nccl".
+/// Every transport that moves bytes of host memory, by each of its ways, in each world.
+/// M2N_TEST_TRANSPORT names one that needs a device of its own instead, e.g. "nccl".
 std::vector<Subject> subjects();
-/// Those of them between processes.
+/// Those of them between processes that promise to outlive a lost one.
 std::vector<Subject> subjects_between_processes();
 
 std::unique_ptr<Transport> make(const Subject& subject);

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transports/common/packed.hpp"
 
+#include <algorithm>
+
 namespace m2n {
 
 void PackedPair::add_stage(std::span<const PlacedRegion> regions, std::uint64_t chunk_bytes) {
@@ -22,6 +24,11 @@ void PackedPair::add_stage(std::span<const PlacedRegion> regions, std::uint64_t 
          part.staging_offset});
   }
   stage_end_.push_back(chunks_.size());
+}
+
+std::size_t PackedPair::stage_of(std::size_t chunk) const {
+  const auto stage = std::upper_bound(stage_end_.begin(), stage_end_.end(), chunk);
+  return static_cast<std::size_t>(stage - stage_end_.begin());
 }
 
 std::span<const PackedPair::Step> PackedPair::steps_of(std::size_t chunk) const {

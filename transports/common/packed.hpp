@@ -30,6 +30,8 @@ class PackedPair {
 
   /// One past the last chunk of a stage.
   std::size_t stage_end(std::size_t stage) const { return stage_end_[stage]; }
+  std::size_t stage_begin(std::size_t stage) const { return stage > 0 ? stage_end_[stage - 1] : 0; }
+  std::size_t stage_of(std::size_t chunk) const;
   std::size_t chunk_count() const { return chunks_.size(); }
   std::uint64_t chunk_bytes(std::size_t chunk) const { return chunks_[chunk].bytes; }
 

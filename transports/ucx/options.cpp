@@ -41,13 +41,26 @@ ErrorChoice error_choice(const std::string& text) {
   unknown_choice("errors", text, "auto, peer or kernel");
 }
 
+PutChoice put_choice(const std::string& text) {
+  if (text == "auto") {
+    return PutChoice::automatic;
+  }
+  if (text == "on") {
+    return PutChoice::on;
+  }
+  if (text == "off") {
+    return PutChoice::off;
+  }
+  unknown_choice("puts", text, "auto, on or off");
+}
+
 }  // namespace
 
 UcxOptions UcxOptions::parse(const Options& options) {
   require_known_options(
       kWho, options,
       {"put_bytes", "piece_bytes", "window_bytes", "chunk_bytes", "slot_bytes", "ring_bytes",
-       "errors", "tls", "net_devices", "rails", "threads", "keepalive_ms"});
+       "errors", "tls", "net_devices", "rails", "threads", "keepalive_ms", "puts"});
   UcxOptions out;
   constexpr std::uint64_t kAny = 1ULL << 60;
   constexpr std::uint64_t kPage = 4096;
@@ -66,6 +79,8 @@ UcxOptions UcxOptions::parse(const Options& options) {
       out.ring_bytes = number(key, text, kPage, kAny);
     } else if (key == "errors") {
       out.errors = error_choice(text);
+    } else if (key == "puts") {
+      out.puts = put_choice(text);
     } else if (key == "tls") {
       out.tls = text;
     } else if (key == "net_devices") {

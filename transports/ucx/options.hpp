@@ -18,8 +18,12 @@ namespace m2n::ucx {
 /// possible, else the first.
 enum class ErrorChoice : std::uint8_t { automatic, peer, kernel };
 
+/// Whether long rows are put. "auto": where UCX has a lane that can.
+enum class PutChoice : std::uint8_t { automatic, on, off };
+
 /// A plain value. Keys of the options are the member names.
 struct UcxOptions {
+  PutChoice puts = PutChoice::automatic;
   std::uint64_t put_bytes = 16 << 10;     ///< Rows from here on are put; shorter ones are packed.
   std::uint64_t piece_bytes = 16 << 20;   ///< Longest single put.
   std::uint64_t window_bytes = 64 << 20;  ///< Put and not yet complete, to one peer.

@@ -5,9 +5,11 @@
 #include <poll.h>
 #include <unistd.h>
 
-#include <cerrno>
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <random>
 #include <sstream>
 
 namespace m2n::ucx {
@@ -63,13 +65,14 @@ std::string Peer::lanes() const {
 }
 
 std::string Contact::text() const {
-  return machine + ' ' + std::to_string(process) + ' ' + std::to_string(presence) + ' ' + address;
+  return machine + ' ' + std::to_string(process) + ' ' + std::to_string(presence) + ' ' +
+         std::to_string(world) + ' ' + address;
 }
 
 Contact Contact::parse(const std::string& text) {
   std::istringstream in(text);
   Contact out;
-  in >> out.machine >> out.process >> out.presence;
+  in >> out.machine >> out.process >> out.presence >> out.world;
   out.address = text.substr(static_cast<std::size_t>(in.tellg()) + 1);
   return out;
 }
@@ -111,7 +114,9 @@ Contact Worker::contact() const {
   ucp_address_t* address = nullptr;
   std::size_t bytes = 0;
   check(ucp_worker_get_address(raw_, &address, &bytes), "get the worker's address");
+  std::random_device random;
   Contact contact{machine_id(), ::getpid(), presence_.get(),
+                  (std::uint64_t{random()} << 32) | random(),
                   std::string(reinterpret_cast<const char*>(address), bytes)};
   ucp_worker_release_address(raw_, address);
   return contact;
@@ -149,15 +154,17 @@ Peer& Worker::peer(Rank rank) {
   return *peer;
 }
 
-Worker::Operation& Worker::take_operation() {
+Worker::Operation& Worker::take_operation(const Header& header) {
   if (free_operations_.empty()) {
     operations_.push_back(std::make_unique<Operation>());
     operations_.back()->worker = this;
-    return *operations_.back();
+    free_operations_.push_back(operations_.back().get());
   }
-  Operation* const operation = free_operations_.back();
+  Operation& operation = *free_operations_.back();
   free_operations_.pop_back();
-  return *operation;
+  operation.header = header;
+  operation.header.world = contacts_[0].world;
+  return operation;
 }
 
 void Worker::finish(Operation& operation, ucs_status_t status) {
@@ -199,8 +206,7 @@ void Worker::send(Peer& peer, const Header& header, std::string_view payload) {
   if (peer.failure != UCS_OK) {
     return;  // whoever waits for this peer finds out
   }
-  Operation& operation = take_operation();
-  operation.header = header;
+  Operation& operation = take_operation(header);
   operation.payload = payload;
   post(operation, unsent_, 0, [&](ucp_request_param_t& param) {
     param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
@@ -216,8 +222,7 @@ void Worker::send_data(Peer& peer, const Header& header, std::span<const std::by
     pending.status = peer.failure;
     return;
   }
-  Operation& operation = take_operation();
-  operation.header = header;
+  Operation& operation = take_operation(header);
   post(operation, pending, payload.size(), [&](ucp_request_param_t& param) {
     param.op_attr_mask |=
         UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FIELD_MEMH;
@@ -287,7 +292,7 @@ ucs_status_t Worker::on_message(void* arg, const void* header, std::size_t heade
   Header message;
   std::memcpy(&message, header, sizeof(Header));
   const auto found = worker.receivers_.find(message.session);
-  if (found != worker.receivers_.end()) {
+  if (message.world == worker.contacts_[0].world && found != worker.receivers_.end()) {
     found->second->receive(message, {static_cast<const std::byte*>(data), bytes});
   }
   return UCS_OK;

@@ -20,7 +20,8 @@
 namespace m2n::ucx {
 
 enum class Kind : std::uint32_t {
-  keys,      ///< How the sender of this message is reached; once, at prepare.
+  route,     ///< The sender has regions for the receiver; `value` is 1 when it can put them.
+  keys,      ///< How the sender of this message is reached, in answer.
   ready,     ///< The sender has begun round `round`; its memory may be written.
   filled,    ///< A slot of the receiver's ring is full.
   emptied,   ///< A slot of the sender's ring is free again.
@@ -34,6 +35,7 @@ enum class Kind : std::uint32_t {
 };
 
 struct Header {
+  std::uint64_t world = 0;  ///< Drawn anew by each world: addresses are used again.
   std::uint32_t session = 0;
   Kind kind = Kind::ready;
   Rank from = 0;
@@ -68,6 +70,9 @@ struct Peer {
   bool is_gone() const noexcept;
   /// Lanes as UCX chose them: "sysv am am_bw#0, cma rma_bw#0".
   std::string lanes() const;
+  /// True when a lane writes remote memory by itself. Otherwise UCX emulates puts by messages; up
+  /// to 1.13 at least, that ends the process when the peer is lost.
+  bool has_put_lane() const { return lanes().find(" rma") != std::string::npos; }
 };
 
 /// How a rank is reached, for the others.
@@ -75,6 +80,7 @@ struct Contact {
   std::string machine;
   std::int64_t process = 0;
   int presence = -1;
+  std::uint64_t world = 0;  ///< That of rank 0 is everyone's.
   std::string address;
 
   std::string text() const;
@@ -101,7 +107,7 @@ class Worker {
   void add(std::uint32_t session, Receiver* receiver) { receivers_[session] = receiver; }
   void remove(std::uint32_t session) { receivers_.erase(session); }
 
-  /// Sends a small message; @p payload is copied.
+  /// Sends a small message, of this world; @p payload is copied.
   void send(Peer& peer, const Header& header, std::string_view payload = {});
   /// Sends @p payload, which stays in place until @p pending is done with it.
   void send_data(Peer& peer, const Header& header, std::span<const std::byte> payload,
@@ -130,7 +136,7 @@ class Worker {
 
   template <class Call>
   void post(Operation& operation, Pending& pending, std::uint64_t bytes, const Call& call);
-  Operation& take_operation();
+  Operation& take_operation(const Header& header = {});
   void finish(Operation& operation, ucs_status_t status);
   static void complete(void* request, ucs_status_t status, void* user_data);
   static ucs_status_t on_message(void* arg, const void* header, std::size_t header_bytes,

@@ -1,0 +1,110 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// What moves between this rank and one peer, compiled to addresses: through a ring of memory that
+/// both map, or, on the wire, by puts of long rows and packed chunks of the rest.
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transports/common/packed.hpp"
+#include "transports/common/rank_memory.hpp"
+#include "transports/ucx/context.hpp"
+#include "transports/ucx/options.hpp"
+
+namespace m2n::ucx {
+
+/// Registered ranges of this rank's memory; ranges that share a page are one.
+class Zones {
+ public:
+  /// @pre register_all() has not been called.
+  void add(std::byte* data, std::uint64_t bytes);
+  void register_all(const std::shared_ptr<const Context>& context);
+  /// The number of the zone that holds @p data. @pre It was added.
+  std::size_t find(const std::byte* data) const;
+  const RegisteredMemory& zone(std::size_t number) const { return zones_[number]; }
+
+ private:
+  std::vector<std::pair<std::byte*, std::byte*>> ranges_;  // [begin, end)
+  std::vector<RegisteredMemory> zones_;                    // sorted by address
+};
+
+/// What a receiver tells a sender, once.
+struct Keys {
+  std::uint64_t ring_address = 0;
+  std::uint64_t slot_bytes = 0;  ///< 0: no ring.
+  std::uint64_t put_bytes = 0;   ///< As in Way.
+  std::string ring_key;
+  std::vector<std::string> zone_keys;
+  /// Zone and address of the first element of each region that has bytes, in the order of the pair.
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> regions;
+
+  std::string text() const;
+  static Keys parse(const std::string& text);
+};
+
+inline constexpr std::uint64_t kSlots = 8;  ///< Of a ring.
+
+/// A contiguous row, written straight into the peer's view.
+struct Put {
+  const std::byte* source = nullptr;
+  std::uint64_t bytes = 0;
+  std::uint64_t address = 0;
+  std::uint32_t zone = 0;         ///< Of the peer.
+  std::uint32_t source_zone = 0;  ///< Of this rank.
+};
+
+/// How a pair moves its regions.
+struct Way {
+  bool ring = false;              ///< All of them through the ring.
+  std::uint64_t chunk_bytes = 0;  ///< Of a slot of the ring, or of a message.
+  std::uint64_t put_bytes = 0;    ///< On the wire, rows from here on are put; 0: none.
+
+  /// True when the rows of @p copy are put instead of packed.
+  bool puts(const StridedCopy& copy) const;
+};
+
+/// From this rank to a peer.
+struct Outgoing {
+  PackedPair packed{true};
+  std::vector<Put> puts;
+  std::vector<std::size_t> put_end;  ///< [stage] in puts
+  std::vector<RemoteKey> zone_keys;
+  RemoteKey ring_key;
+  std::byte* ring = nullptr;  ///< The peer's, as mapped here; null on the wire.
+  Way way;
+};
+
+/// From a peer to this rank.
+struct Incoming {
+  PackedPair packed{false};
+  std::vector<bool> has_puts;  ///< [stage]
+  std::byte* ring = nullptr;   ///< Null on the wire.
+  Way way;
+};
+
+/// The regions of one pair, in the order that both ranks share.
+using PairRegions = std::vector<const Region*>;
+
+/// Adds the ends of @p regions that the wire puts to @p zones.
+void add_zones(const PairRegions& regions, Endpoint Region::*end, RankMemory& memory,
+               const Way& way, Zones& zones);
+
+/// @param ring  Of this pair; null on the wire.
+Incoming compile_incoming(const PairRegions& regions, std::uint32_t stage_count, RankMemory& memory,
+                          const Way& way, std::byte* ring);
+
+/// What the sender of @p regions has to know. @param ring_key  Of all rings of this rank.
+Keys keys_for(const PairRegions& regions, RankMemory& memory, const Incoming& in,
+              const Zones& zones, const std::string& ring_key);
+
+/// @throws TransportError{unavailable} when the ring cannot be mapped.
+Outgoing compile_outgoing(const PairRegions& regions, std::uint32_t stage_count, RankMemory& memory,
+                          const UcxOptions& options, const Zones& sources, const Keys& keys,
+                          ucp_ep_h endpoint);
+
+}  // namespace m2n::ucx

@@ -1,0 +1,351 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#include "transports/ucx/session.hpp"
+
+#include <algorithm>
+
+#include "core/error.hpp"
+
+namespace m2n::ucx {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr Rank kRoot = 0;
+/// For the last messages of a session to leave.
+constexpr milliseconds kLeaveLimit{500};
+/// Chunks on their way at a time.
+constexpr std::size_t kStagingSlots = 8;
+constexpr std::uint64_t kSmallestSlot = 4 << 10;
+/// Rounds larger than any last-level cache are written past it: nobody reads the bytes soon.
+constexpr std::uint64_t kBypassBytes = 64 << 20;
+
+}  // namespace
+
+UcxSession::UcxSession(std::shared_ptr<Worker> worker, std::uint32_t number,
+                       const UcxOptions& options, const Program& program, const Buffers& buffers,
+                       Rank size)
+    : worker_(std::move(worker)),
+      number_(number),
+      options_(options),
+      rank_(program.rank),
+      size_(size),
+      copies_(program.stage_count),
+      report_(expected_report(program, "ucx")) {
+  memory_.buffers = buffers;
+  memory_.scratch.resize(program.scratch_bytes);
+  for (std::uint32_t stage = 0; stage < program.stage_count; ++stage) {
+    phases_.push_back("stage " + std::to_string(stage));
+  }
+  for (const Region& region : program.copies) {
+    copies_[region.stage].push_back(region);
+  }
+  std::uint64_t bytes = 0;
+  for (const auto* regions : {&program.receives, &program.copies}) {
+    for (const Region& region : *regions) {
+      bytes += region.bytes;
+    }
+  }
+  bypass_cache_ = bytes >= kBypassBytes;
+}
+
+UcxSession::~UcxSession() {
+  if (running_) {
+    abort();
+  }
+  const Lock lock(worker_->mutex());
+  round_ += told_failure_ ? 0 : 1;  // the one before is over
+  tell_all(Kind::left);
+  settle(kLeaveLimit, [this] { return worker_->unsent() == 0; });
+  worker_->remove(number_);
+  bool busy = false;
+  for (const auto& [rank, neighbor] : neighbors_) {
+    busy = busy || neighbor.puts.operations + neighbor.flush.operations > 0;
+  }
+  for (const auto& slot : staging_) {
+    busy = busy || slot->pending.operations > 0;
+  }
+  if (busy) {
+    // A lost peer holds them up; what they use outlives the session.
+    struct Remains {
+      RegisteredMemory rings;
+      std::unique_ptr<RegisteredMemory> staging_memory;
+      std::vector<std::unique_ptr<StagingSlot>> staging;
+      Zones zones;
+      std::map<Rank, Neighbor> neighbors;
+    };
+    worker_->keep(std::make_shared<Remains>(Remains{std::move(rings_), std::move(staging_memory_),
+                                                    std::move(staging_), std::move(source_zones_),
+                                                    std::move(neighbors_)}));
+  }
+  neighbors_.clear();  // their keys go under the lock
+}
+
+void UcxSession::open(const Program& program) {
+  const Lock lock(worker_->mutex());
+  std::uint64_t rings = 0;
+  bool wire = false;
+  for (const auto& [rank, regions] : by_peer(program.receives, &Region::from)) {
+    rings += worker_->shares_memory_with(rank) ? 1 : 0;
+    Neighbor& neighbor = neighbors_[rank];
+    neighbor.puts_done.resize(program.stage_count);
+    neighbor.chunks_done.resize(program.stage_count);
+    ins_.push_back(&neighbor);
+  }
+  for (const auto& [rank, regions] : by_peer(program.sends, &Region::to)) {
+    wire = wire || !worker_->shares_memory_with(rank);
+    outs_.push_back(&neighbors_[rank]);
+  }
+  for (Rank rank = 0; rank < size_; ++rank) {
+    if (rank != rank_ && (rank == kRoot || rank_ == kRoot)) {
+      neighbors_[rank];
+    }
+  }
+  if (rings > 0) {
+    const std::uint64_t share = options_.ring_bytes / kSlots / rings;
+    slot_bytes_ = std::clamp(share / kSmallestSlot * kSmallestSlot, kSmallestSlot,
+                             std::max(kSmallestSlot, options_.slot_bytes));
+    rings_ = RegisteredMemory(worker_->context(), rings * kSlots * slot_bytes_);
+  }
+  if (wire) {
+    staging_memory_ = std::make_unique<RegisteredMemory>(worker_->context(),
+                                                         kStagingSlots * options_.chunk_bytes);
+    for (std::size_t i = 0; i < kStagingSlots; ++i) {
+      staging_.push_back(std::make_unique<StagingSlot>());
+      staging_.back()->data = staging_memory_->data() + i * options_.chunk_bytes;
+    }
+  }
+  awaited_.reserve(neighbors_.size());
+  worker_->add(number_, this);
+}
+
+void UcxSession::connect(const Program& program, Deadline deadline) {
+  static const std::string kPhase = "prepare";
+  Lock lock(worker_->mutex());
+  waiting_ = true;
+  round_ = 1;  // of which the end is that everyone is connected
+  try {
+    for (auto& [rank, neighbor] : neighbors_) {
+      neighbor.peer = &worker_->peer(rank);
+    }
+    const auto sends = by_peer(program.sends, &Region::to);
+    for (const auto& [rank, regions] : sends) {
+      Neighbor& neighbor = neighbors_.at(rank);
+      const bool puts = options_.puts == PutChoice::on ||
+                        (options_.puts == PutChoice::automatic && neighbor.peer->has_put_lane());
+      if (puts && !neighbor.peer->shares_memory) {
+        add_zones(regions, &Region::from, memory_, wire_way(true), source_zones_);
+      }
+      tell(neighbor, Kind::route, puts ? 1 : 0);
+    }
+    source_zones_.register_all(worker_->context());
+    drive(lock, kPhase, deadline, &UcxSession::all_routes_are_here);
+    answer_routes(program);
+    drive(lock, kPhase, deadline, &UcxSession::all_keys_are_here);
+    for (const auto& [rank, regions] : sends) {
+      Neighbor& neighbor = neighbors_.at(rank);
+      neighbor.out =
+          compile_outgoing(regions, program.stage_count, memory_, options_, source_zones_,
+                           Keys::parse(neighbor.keys), neighbor.peer->endpoint);
+      neighbor.keys.clear();
+    }
+    drive(lock, kPhase, deadline, &UcxSession::end_round);
+  } catch (const Error& error) {
+    if (has_failed()) {
+      throw;  // everyone knows
+    }
+    give_up(error.code(), "rank " + std::to_string(rank_) + ": " + error.what());
+    fail(lock, kPhase);
+  }
+  describe_paths();
+  waiting_ = false;
+}
+
+Way UcxSession::wire_way(bool puts) const {
+  return {.ring = false,
+          .chunk_bytes = options_.chunk_bytes,
+          .put_bytes = puts ? options_.put_bytes : 0};
+}
+
+void UcxSession::answer_routes(const Program& program) {
+  const auto receives = by_peer(program.receives, &Region::from);
+  std::byte* ring = rings_.data();
+  for (const auto& [rank, regions] : receives) {
+    Neighbor& neighbor = neighbors_.at(rank);
+    if (neighbor.peer->shares_memory) {
+      const Way way{.ring = true, .chunk_bytes = slot_bytes_, .put_bytes = 0};
+      neighbor.in = compile_incoming(regions, program.stage_count, memory_, way, ring);
+      ring += kSlots * slot_bytes_;
+    } else {
+      const Way way = wire_way(*neighbor.route);
+      neighbor.in = compile_incoming(regions, program.stage_count, memory_, way, nullptr);
+      add_zones(regions, &Region::to, memory_, way, destination_zones_);
+    }
+  }
+  destination_zones_.register_all(worker_->context());
+  const std::string ring_key = rings_.bytes() > 0 ? rings_.key() : "";
+  for (const auto& [rank, regions] : receives) {
+    Neighbor& neighbor = neighbors_.at(rank);
+    tell(neighbor, Kind::keys, 0,
+         keys_for(regions, memory_, *neighbor.in, destination_zones_, ring_key).text());
+  }
+}
+
+void UcxSession::describe_paths() {
+  for (PeerTraffic& traffic : report_.peers) {
+    const Neighbor& neighbor = neighbors_.at(traffic.peer);
+    traffic.path = (neighbor.peer->shares_memory ? "ring" : "wire") + std::string(" (") +
+                   neighbor.peer->lanes() + ")";
+  }
+}
+
+Header UcxSession::header(Kind kind, std::uint64_t value) const {
+  return {.session = number_, .kind = kind, .from = rank_, .round = round_, .value = value};
+}
+
+void UcxSession::tell(Neighbor& neighbor, Kind kind, std::uint64_t value, std::string_view text) {
+  if (neighbor.peer != nullptr) {
+    worker_->send(*neighbor.peer, header(kind, value), text);
+  }
+}
+
+void UcxSession::tell_all(Kind kind, std::uint64_t value, std::string_view text) {
+  for (auto& [rank, neighbor] : neighbors_) {
+    tell(neighbor, kind, value, text);
+  }
+}
+
+void UcxSession::receive(const Header& header, std::span<const std::byte> payload) {
+  const auto found = neighbors_.find(header.from);
+  if (found == neighbors_.end()) {
+    return;  // of another plan; prepare has told
+  }
+  Neighbor& from = found->second;
+  over_ = std::max(over_, header.round - 1);  // which the sender would not have left otherwise
+  const auto text = [&] {
+    return std::string(reinterpret_cast<const char*>(payload.data()), payload.size());
+  };
+  switch (header.kind) {
+    case Kind::route:
+      from.route = header.value != 0;
+      break;
+    case Kind::keys:
+      from.keys = text();
+      break;
+    case Kind::ready:
+      from.begun = header.round;
+      from.version = header.value;
+      break;
+    case Kind::filled:
+      ++from.arrived;
+      break;
+    case Kind::emptied:
+      ++from.emptied;
+      break;
+    case Kind::data:
+      receive_chunk(from, header, payload);
+      break;
+    case Kind::put_done:
+      if (header.value < from.puts_done.size()) {
+        from.puts_done[header.value] = header.round;
+      }
+      break;
+    case Kind::finished:
+      from.finished = header.round;
+      from.version = header.value;
+      break;
+    case Kind::over:
+      over_ = header.round;
+      break;
+    case Kind::waiting:
+      news_ = text();
+      break;
+    case Kind::failed:
+      from.quiet = true;
+      if (!failure_) {
+        failure_ = {Errc::peer_lost, text(), header.round};
+      }
+      break;
+    case Kind::left:
+      from.left = true;
+      break;
+  }
+}
+
+void UcxSession::receive_chunk(Neighbor& neighbor, const Header& header,
+                               std::span<const std::byte> payload) {
+  // Sent because this rank has begun the round, so it may be written.
+  if (!running_ || has_failed() || header.round != round_ || !neighbor.in ||
+      header.value >= neighbor.in->packed.chunk_count()) {
+    return;
+  }
+  const std::uint64_t bytes = neighbor.in->packed.chunk_bytes(header.value);
+  if (payload.size() != bytes) {
+    give_up(Errc::peer_lost, "rank " + std::to_string(header.from) + " sent " +
+                                 std::to_string(payload.size()) + " bytes instead of " +
+                                 std::to_string(bytes));
+    return;
+  }
+  neighbor.in->packed.unpack(header.value, payload.data(), bypass_cache_);
+  ++neighbor.chunks_done[neighbor.in->packed.stage_of(header.value)];
+}
+
+void UcxSession::start(std::uint64_t version, Deadline) {
+  const Lock lock(worker_->mutex());
+  report_.version = version;
+  started_ = Clock::now();
+  running_ = true;
+  ++round_;
+  for (auto& [rank, neighbor] : neighbors_) {
+    neighbor.next_chunk = 0;
+    neighbor.next_put = 0;
+    std::fill(neighbor.chunks_done.begin(), neighbor.chunks_done.end(), 0);
+  }
+  tell_all(Kind::ready, version);
+}
+
+RoundReport UcxSession::wait(Deadline deadline) {
+  static const std::string kPhase = "round end";
+  Lock lock(worker_->mutex());
+  waiting_ = true;
+  for (stage_ = 0; stage_ < copies_.size(); ++stage_) {
+    if (has_failed() || aborted_) {
+      fail(lock, phases_[stage_]);
+    }
+    for (const Region& region : copies_[stage_]) {
+      copy_region(region.copy, memory_.address(region.from), memory_.address(region.to),
+                  bypass_cache_);
+    }
+    for (Neighbor* neighbor : outs_) {
+      neighbor->flushing = false;
+      neighbor->told = false;
+    }
+    drive(lock, phases_[stage_], deadline, &UcxSession::run_stage);
+  }
+  drive(lock, kPhase, deadline, &UcxSession::end_round);
+  waiting_ = false;
+  running_ = false;
+  report_.seconds = std::chrono::duration<double>(Clock::now() - started_).count();
+  return report_;
+}
+
+void UcxSession::abort() noexcept {
+  aborted_ = true;
+  worker_->signal();
+  const Lock lock(worker_->mutex());
+  if (waiting_ || told_failure_) {
+    return;  // wait() tells
+  }
+  try {
+    round_ += running_ ? 0 : 1;  // the one before is over
+    give_up(Errc::peer_lost, "rank " + std::to_string(rank_) + " gave up");
+    tell_all(Kind::failed, 0, failure_->text);
+    told_failure_ = true;
+    settle(kLeaveLimit, [this] { return worker_->unsent() == 0; });
+  } catch (const std::exception&) {
+    return;  // the others have deadlines
+  }
+}
+
+}  // namespace m2n::ucx

@@ -1,0 +1,168 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// One rank's rounds over UCX.
+///
+/// A rank that begins a round says so to its peers; from then on they may write its memory. In each
+/// stage a sender fills slots of the receiver's ring, or puts rows and sends packed chunks, and
+/// tells when its puts are complete at the receiver. A rank that has done its part tells rank 0,
+/// which tells all when everyone has; so every rank learns how the round ended.
+///
+/// Who fails, first completes the puts that it has under way, then tells its peers; who has to
+/// leave its memory to itself waits, for a bounded time, until the peers that write it have told.
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/api/transport.hpp"
+#include "transports/ucx/routes.hpp"
+#include "transports/ucx/worker.hpp"
+
+namespace m2n::ucx {
+
+class UcxSession final : public Session, private Receiver {
+ public:
+  UcxSession(std::shared_ptr<Worker> worker, std::uint32_t number, const UcxOptions& options,
+             const Program& program, const Buffers& buffers, Rank size);
+  ~UcxSession() override;
+
+  /// Allocates and registers, and listens. Not collective.
+  void open(const Program& program);
+  /// Exchanges keys with the peers. Collective, after everyone's open().
+  void connect(const Program& program, Deadline deadline);
+
+  void start(std::uint64_t version, Deadline deadline) override;
+  RoundReport wait(Deadline deadline) override;
+  void abort() noexcept override;
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  /// A peer, and how far it is in its rounds.
+  struct Neighbor {
+    Peer* peer = nullptr;
+    std::optional<Outgoing> out;
+    std::optional<Incoming> in;
+    std::optional<bool> route;  ///< Whether it can put.
+    std::string keys;
+    std::uint64_t begun = 0;     ///< Its last round that it has begun,
+    std::uint64_t version = 0;   ///< and that one's version.
+    std::uint64_t finished = 0;  ///< Its last round that it has finished; known to rank 0.
+    bool quiet = false;          ///< It has failed, and will not write here.
+    bool left = false;
+    // Outgoing
+    std::uint64_t filled = 0;   ///< Slots, over all rounds.
+    std::uint64_t emptied = 0;  ///< Slots, over all rounds.
+    std::size_t next_chunk = 0;
+    std::size_t next_put = 0;
+    Pending puts;
+    Pending flush;
+    bool flushing = false;
+    bool told = false;  ///< That the puts of this stage are complete.
+    // Incoming
+    std::uint64_t arrived = 0;               ///< Slots, over all rounds.
+    std::uint64_t unpacked = 0;              ///< Slots, over all rounds.
+    std::vector<std::uint64_t> chunks_done;  ///< [stage]
+    std::vector<std::uint64_t> puts_done;  ///< [stage] the last round in which they were complete.
+  };
+  struct Failure {
+    Errc code;
+    std::string text;
+    std::uint64_t round;  ///< A peer may already have begun one that this rank has not.
+  };
+  /// Packs chunks for the wire.
+  struct StagingSlot {
+    std::byte* data = nullptr;
+    Pending pending;
+  };
+
+  void receive(const Header& header, std::span<const std::byte> payload) override;
+  void receive_chunk(Neighbor& neighbor, const Header& header, std::span<const std::byte> payload);
+
+  Header header(Kind kind, std::uint64_t value = 0) const;
+  void tell(Neighbor& neighbor, Kind kind, std::uint64_t value = 0, std::string_view text = {});
+  void tell_all(Kind kind, std::uint64_t value = 0, std::string_view text = {});
+
+  /// Calls @p step until it returns true. It adds those that it waits for to awaited_, and sets
+  /// moved_ when it did something.
+  void drive(Lock& lock, const std::string& phase, Deadline deadline, bool (UcxSession::*step)());
+  bool all_routes_are_here();
+  bool all_keys_are_here();
+  bool run_stage();
+  bool receive_stage(Neighbor& neighbor);
+  bool send_stage(Neighbor& neighbor);
+  bool fill_slot(Neighbor& neighbor);
+  bool send_chunk(Neighbor& neighbor);
+  bool put_rows(Neighbor& neighbor);
+  bool end_round();
+  bool has_unsent() const;
+
+  void look_for_lost(bool ask_the_kernel);
+  void send_news();
+  std::string missing() const;
+  /// The first failure stays.
+  void give_up(Errc code, const std::string& text);
+  bool has_failed() const { return failure_ && failure_->round <= round_; }
+  void check_version(const Neighbor& neighbor);
+  [[noreturn]] void fail(Lock& lock, const std::string& phase);
+  bool writes_here(const Neighbor& neighbor) const;
+  /// Progresses until @p done, at most @p limit. For the end of things.
+  template <class Done>
+  void settle(std::chrono::milliseconds limit, const Done& done) {
+    const Deadline end = deadline_in(limit);
+    while (!done() && std::chrono::steady_clock::now() < end) {
+      if (!worker_->progress()) {
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+      }
+    }
+  }
+  void answer_routes(const Program& program);
+  Way wire_way(bool puts) const;
+  void describe_paths();
+
+  std::shared_ptr<Worker> worker_;
+  std::uint32_t number_;
+  UcxOptions options_;
+  Rank rank_;
+  Rank size_;
+  RankMemory memory_;
+  std::vector<std::vector<Region>> copies_;  // [stage]
+  std::vector<std::string> phases_;          // [stage]
+  RegisteredMemory rings_;
+  std::uint64_t slot_bytes_ = 0;
+  std::unique_ptr<RegisteredMemory> staging_memory_;
+  std::vector<std::unique_ptr<StagingSlot>> staging_;
+  Zones destination_zones_;
+  Zones source_zones_;
+  std::map<Rank, Neighbor> neighbors_;
+  std::vector<Neighbor*> outs_;
+  std::vector<Neighbor*> ins_;
+
+  std::uint64_t round_ = 0;
+  std::uint64_t over_ = 0;  // the last round of which rank 0 has told the end
+  bool running_ = false;
+  bool waiting_ = false;     // inside wait() or connect()
+  std::uint64_t ended_ = 0;  // the last round of which this rank has told its end
+  std::size_t stage_ = 0;
+  bool bypass_cache_ = false;
+  bool moved_ = false;
+  std::atomic<bool> aborted_ = false;
+  std::optional<Failure> failure_;
+  bool told_failure_ = false;
+  std::vector<Rank> awaited_;
+  std::optional<std::chrono::steady_clock::time_point> lost_since_;
+  std::string news_;       // the ranks that rank 0 waits for
+  std::string sent_news_;  // rank 0: the last that it told
+  std::chrono::steady_clock::time_point started_;
+  RoundReport report_;
+};
+
+}  // namespace m2n::ucx
