@@ -60,7 +60,7 @@ UcxOptions UcxOptions::parse(const Options& options) {
   require_known_options(
       kWho, options,
       {"put_bytes", "piece_bytes", "window_bytes", "chunk_bytes", "slot_bytes", "ring_bytes",
-       "errors", "tls", "net_devices", "rails", "threads", "keepalive_ms", "puts"});
+       "errors", "tls", "net_devices", "rails", "threads", "keepalive_ms", "puts", "spin_us"});
   UcxOptions out;
   constexpr std::uint64_t kAny = 1ULL << 60;
   constexpr std::uint64_t kPage = 4096;
@@ -89,6 +89,8 @@ UcxOptions UcxOptions::parse(const Options& options) {
       out.rails = static_cast<int>(number(key, text, 1, 64));
     } else if (key == "keepalive_ms") {
       out.keepalive = std::chrono::milliseconds(number(key, text, 1, 1 << 30));
+    } else if (key == "spin_us") {
+      out.spin = std::chrono::microseconds(number(key, text, 0, 1'000'000));
     } else if (key == "threads") {
       if (text != "multi" && text != "serialized") {
         unknown_choice(key, text, "serialized or multi");

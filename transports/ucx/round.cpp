@@ -39,6 +39,14 @@ std::string list(const std::vector<Rank>& ranks) {
 
 void UcxSession::drive(Lock& lock, const std::string& phase, Deadline deadline,
                        bool (UcxSession::*step)()) {
+  Deadline idle_since = Clock::now();
+  bool announced = false;
+  const auto announce = [&](bool sleeps) {
+    if (sleeps != announced) {
+      announce_sleep(sleeps);
+      announced = sleeps;
+    }
+  };
   while (true) {
     moved_ = worker_->progress();
     if (has_failed() || aborted_) {
@@ -46,21 +54,48 @@ void UcxSession::drive(Lock& lock, const std::string& phase, Deadline deadline,
     }
     awaited_.clear();
     if ((this->*step)()) {
+      announce(false);
       return;
     }
-    if (Clock::now() >= deadline) {
+    const Deadline now = Clock::now();
+    if (now >= deadline) {
       give_up(Errc::timed_out, "the deadline passed; ranks missing: " + missing());
     }
     look_for_lost(false);
-    if (moved_ || has_failed() || !worker_->arm()) {
+    if (moved_ || has_failed()) {
+      announce(false);
+      idle_since = now;
+      continue;
+    }
+    if (now - idle_since < options_.spin) {
+      continue;
+    }
+    if (!announced) {
+      announce(true);  // and look once more
+      continue;
+    }
+    if (!worker_->arm()) {
       continue;
     }
     lock.unlock();
-    const bool woken = worker_->sleep(std::min<nanoseconds>(kSlice, deadline - Clock::now()));
+    const bool woken = worker_->sleep(std::min<nanoseconds>(kSlice, deadline - now));
     lock.lock();
     if (!woken) {
       look_for_lost(true);
       send_news();
+    }
+  }
+}
+
+void UcxSession::announce_sleep(bool sleeps) {
+  for (Neighbor* neighbor : ins_) {
+    if (neighbor->in && neighbor->in->ring != nullptr) {
+      neighbor->in->ring->receiver_sleeps = sleeps ? 1 : 0;
+    }
+  }
+  for (Neighbor* neighbor : outs_) {
+    if (neighbor->out && neighbor->out->ring != nullptr) {
+      neighbor->out->ring->sender_sleeps = sleeps ? 1 : 0;
     }
   }
 }
@@ -99,12 +134,14 @@ bool UcxSession::receive_stage(Neighbor& neighbor) {
   const std::size_t begin = in.packed.stage_begin(stage_);
   const std::size_t wanted = in.packed.stage_end(stage_) - begin;
   std::uint64_t& done = neighbor.chunks_done[stage_];
-  if (in.ring != nullptr && done < wanted && neighbor.unpacked < neighbor.arrived) {
-    in.packed.unpack(begin + done, in.ring + (neighbor.unpacked % kSlots) * in.way.chunk_bytes,
+  if (in.ring != nullptr && done < wanted && neighbor.emptied < in.ring->filled) {
+    in.packed.unpack(begin + done, in.ring->slot(neighbor.emptied, in.way.chunk_bytes),
                      bypass_cache_);
     ++done;
-    ++neighbor.unpacked;
-    tell(neighbor, Kind::emptied);
+    in.ring->emptied = ++neighbor.emptied;
+    if (in.ring->sender_sleeps.exchange(0) != 0) {
+      tell(neighbor, Kind::wake);
+    }
     moved_ = true;
   }
   if (done == wanted && (!in.has_puts[stage_] || neighbor.puts_done[stage_] == round_)) {
@@ -141,13 +178,15 @@ bool UcxSession::send_stage(Neighbor& neighbor) {
 
 bool UcxSession::fill_slot(Neighbor& neighbor) {
   const Outgoing& out = *neighbor.out;
+  Ring& ring = *out.ring;
   const std::size_t end = out.packed.stage_end(stage_);
-  if (neighbor.next_chunk < end && neighbor.filled - neighbor.emptied < kSlots) {
-    out.packed.pack(neighbor.next_chunk,
-                    out.ring + (neighbor.filled % kSlots) * out.way.chunk_bytes);
+  if (neighbor.next_chunk < end && neighbor.filled - ring.emptied < Ring::kSlots) {
+    out.packed.pack(neighbor.next_chunk, ring.slot(neighbor.filled, out.way.chunk_bytes));
     ++neighbor.next_chunk;
-    ++neighbor.filled;
-    tell(neighbor, Kind::filled);
+    ring.filled = ++neighbor.filled;
+    if (ring.receiver_sleeps.exchange(0) != 0) {
+      tell(neighbor, Kind::wake);
+    }
     moved_ = true;
   }
   return neighbor.next_chunk == end;

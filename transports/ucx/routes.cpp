@@ -166,7 +166,7 @@ void add_zones(const PairRegions& regions, Endpoint Region::*end, RankMemory& me
 }
 
 Incoming compile_incoming(const PairRegions& regions, std::uint32_t stage_count, RankMemory& memory,
-                          const Way& way, std::byte* ring) {
+                          const Way& way, Ring* ring) {
   Incoming in;
   in.ring = ring;
   in.way = way;
@@ -222,7 +222,7 @@ Outgoing compile_outgoing(const PairRegions& regions, std::uint32_t stage_count,
              .put_bytes = keys.put_bytes};
   if (out.way.ring) {
     out.ring_key = RemoteKey(endpoint, keys.ring_key);
-    out.ring = out.ring_key.map(keys.ring_address);
+    out.ring = reinterpret_cast<Ring*>(out.ring_key.map(keys.ring_address));
   }
   for (const std::string& key : keys.zone_keys) {
     out.zone_keys.emplace_back(endpoint, key);

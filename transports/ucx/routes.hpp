@@ -6,6 +6,7 @@
 /// What moves between this rank and one peer, compiled to addresses: through a ring of memory that
 /// both map, or, on the wire, by puts of long rows and packed chunks of the rest.
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
@@ -47,7 +48,22 @@ struct Keys {
   static Keys parse(const std::string& text);
 };
 
-inline constexpr std::uint64_t kSlots = 8;  ///< Of a ring.
+/// A ring of slots, in memory of the receiver that the sender maps. Its slots follow. Counts only
+/// grow; a message goes to an end that sleeps, and to no other.
+struct alignas(64) Ring {
+  static constexpr std::uint64_t kSlots = 4;
+  static constexpr std::uint64_t kFrontBytes = 4096;
+
+  alignas(64) std::atomic<std::uint64_t> filled;
+  std::atomic<std::uint32_t> sender_sleeps;
+  alignas(64) std::atomic<std::uint64_t> emptied;
+  std::atomic<std::uint32_t> receiver_sleeps;
+
+  static std::uint64_t bytes(std::uint64_t slot_bytes) { return kFrontBytes + kSlots * slot_bytes; }
+  std::byte* slot(std::uint64_t number, std::uint64_t slot_bytes) {
+    return reinterpret_cast<std::byte*>(this) + kFrontBytes + (number % kSlots) * slot_bytes;
+  }
+};
 
 /// A contiguous row, written straight into the peer's view.
 struct Put {
@@ -75,7 +91,7 @@ struct Outgoing {
   std::vector<std::size_t> put_end;  ///< [stage] in puts
   std::vector<RemoteKey> zone_keys;
   RemoteKey ring_key;
-  std::byte* ring = nullptr;  ///< The peer's, as mapped here; null on the wire.
+  Ring* ring = nullptr;  ///< The peer's, as mapped here; null on the wire.
   Way way;
 };
 
@@ -83,7 +99,7 @@ struct Outgoing {
 struct Incoming {
   PackedPair packed{false};
   std::vector<bool> has_puts;  ///< [stage]
-  std::byte* ring = nullptr;   ///< Null on the wire.
+  Ring* ring = nullptr;        ///< Null on the wire.
   Way way;
 };
 
@@ -96,7 +112,7 @@ void add_zones(const PairRegions& regions, Endpoint Region::*end, RankMemory& me
 
 /// @param ring  Of this pair; null on the wire.
 Incoming compile_incoming(const PairRegions& regions, std::uint32_t stage_count, RankMemory& memory,
-                          const Way& way, std::byte* ring);
+                          const Way& way, Ring* ring);
 
 /// What the sender of @p regions has to know. @param ring_key  Of all rings of this rank.
 Keys keys_for(const PairRegions& regions, RankMemory& memory, const Incoming& in,

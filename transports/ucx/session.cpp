@@ -103,10 +103,13 @@ void UcxSession::open(const Program& program) {
     }
   }
   if (rings > 0) {
-    const std::uint64_t share = options_.ring_bytes / kSlots / rings;
+    const std::uint64_t share = options_.ring_bytes / Ring::kSlots / rings;
     slot_bytes_ = std::clamp(share / kSmallestSlot * kSmallestSlot, kSmallestSlot,
                              std::max(kSmallestSlot, options_.slot_bytes));
-    rings_ = RegisteredMemory(worker_->context(), rings * kSlots * slot_bytes_);
+    rings_ = RegisteredMemory(worker_->context(), rings * Ring::bytes(slot_bytes_));
+    for (std::uint64_t i = 0; i < rings; ++i) {
+      new (rings_.data() + i * Ring::bytes(slot_bytes_)) Ring{};
+    }
   }
   if (wire) {
     staging_memory_ = std::make_unique<RegisteredMemory>(worker_->context(),
@@ -175,8 +178,9 @@ void UcxSession::answer_routes(const Program& program) {
     Neighbor& neighbor = neighbors_.at(rank);
     if (neighbor.peer->shares_memory) {
       const Way way{.ring = true, .chunk_bytes = slot_bytes_, .put_bytes = 0};
-      neighbor.in = compile_incoming(regions, program.stage_count, memory_, way, ring);
-      ring += kSlots * slot_bytes_;
+      neighbor.in = compile_incoming(regions, program.stage_count, memory_, way,
+                                     reinterpret_cast<Ring*>(ring));
+      ring += Ring::bytes(slot_bytes_);
     } else {
       const Way way = wire_way(*neighbor.route);
       neighbor.in = compile_incoming(regions, program.stage_count, memory_, way, nullptr);
@@ -237,11 +241,7 @@ void UcxSession::receive(const Header& header, std::span<const std::byte> payloa
       from.begun = header.round;
       from.version = header.value;
       break;
-    case Kind::filled:
-      ++from.arrived;
-      break;
-    case Kind::emptied:
-      ++from.emptied;
+    case Kind::wake:
       break;
     case Kind::data:
       receive_chunk(from, header, payload);

@@ -59,8 +59,7 @@ class UcxSession final : public Session, private Receiver {
     bool quiet = false;          ///< It has failed, and will not write here.
     bool left = false;
     // Outgoing
-    std::uint64_t filled = 0;   ///< Slots, over all rounds.
-    std::uint64_t emptied = 0;  ///< Slots, over all rounds.
+    std::uint64_t filled = 0;  ///< Slots, over all rounds.
     std::size_t next_chunk = 0;
     std::size_t next_put = 0;
     Pending puts;
@@ -68,8 +67,7 @@ class UcxSession final : public Session, private Receiver {
     bool flushing = false;
     bool told = false;  ///< That the puts of this stage are complete.
     // Incoming
-    std::uint64_t arrived = 0;               ///< Slots, over all rounds.
-    std::uint64_t unpacked = 0;              ///< Slots, over all rounds.
+    std::uint64_t emptied = 0;               ///< Slots, over all rounds.
     std::vector<std::uint64_t> chunks_done;  ///< [stage]
     std::vector<std::uint64_t> puts_done;  ///< [stage] the last round in which they were complete.
   };
@@ -103,6 +101,8 @@ class UcxSession final : public Session, private Receiver {
   bool send_chunk(Neighbor& neighbor);
   bool put_rows(Neighbor& neighbor);
   bool end_round();
+  /// Tells the rings that this rank sleeps, or no longer.
+  void announce_sleep(bool sleeps);
   bool has_unsent() const;
 
   void look_for_lost(bool ask_the_kernel);
