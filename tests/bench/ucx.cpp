@@ -179,7 +179,7 @@ void print(const char* what, double rate, double loopback, double limit) {
 
 void run() {
   double at_one_mib = 0;
-  for (const std::uint64_t mib : {1, 4, 16, 64}) {
+  for (const std::uint64_t mib : {1U, 4U, 16U, 64U}) {
     const Problem problem = tensors(std::max<std::uint64_t>(4, 64 / mib), mib * kMiB);
     const double limit = perftest(mib * kMiB, static_cast<int>(2048 / mib));
     at_one_mib = mib == 1 ? limit : at_one_mib;

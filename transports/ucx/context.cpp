@@ -33,7 +33,7 @@ std::string print(const ucp_config_t* config) {
   }
   ucp_config_print(config, out, nullptr, UCS_CONFIG_PRINT_CONFIG);
   std::fclose(out);
-  const std::string all(text, bytes);
+  std::string all(text, bytes);
   std::free(text);
   return all;
 }

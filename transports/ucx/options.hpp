@@ -36,7 +36,7 @@ struct UcxOptions {
   std::string net_devices;  ///< UCX_NET_DEVICES; empty: its own choice.
   int rails = 0;            ///< Lanes that one operation may use; 0: UCX's own choice.
   bool threads = false;     ///< UCX's own locking ("multi") over ours ("serialized").
-  std::chrono::microseconds spin{0};          ///< Looking for messages before going to sleep.
+  std::chrono::microseconds spin{0};           ///< Looking for messages before going to sleep.
   std::chrono::milliseconds keepalive{1'000};  ///< Between two looks at a quiet peer.
 
   /// @throws Error{usage} for an unknown key or a value out of range.

@@ -29,6 +29,14 @@ struct Worker::Operation {
   std::string payload;
 };
 
+struct Worker::Estate {
+  std::shared_ptr<Context> context;
+  std::vector<std::unique_ptr<Operation>> operations;
+  std::vector<std::shared_ptr<void>> kept;
+};
+
+void Worker::keep(std::shared_ptr<void> resource) { estate_->kept.push_back(std::move(resource)); }
+
 bool Peer::is_gone() const noexcept {
   return failure != UCS_OK || (presence.get() >= 0 && !is_byte_held(presence, 0));
 }
@@ -78,7 +86,11 @@ Contact Contact::parse(const std::string& text) {
 }
 
 Worker::Worker(const UcxOptions& options, Rank rank)
-    : context_(std::make_shared<Context>(options)), errors_(options.errors), rank_(rank) {
+    : estate_(std::make_unique<Estate>()),
+      context_(std::make_shared<Context>(options)),
+      errors_(options.errors),
+      rank_(rank) {
+  estate_->context = context_;
   ucp_worker_params_t params = {};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   params.thread_mode = options.threads ? UCS_THREAD_MODE_MULTI : UCS_THREAD_MODE_SERIALIZED;
@@ -100,14 +112,13 @@ Worker::~Worker() {
   const std::lock_guard lock(mutex_);
   close_endpoints();
   if (under_way_ == 0) {
+    estate_->kept.clear();  // keys go before the worker
     ucp_worker_destroy(raw_);
     return;
   }
   // UCX aborts the process when a worker goes before its operations, and nobody completes those on
   // memory shared with a rank that is gone. So the worker stays, with all that they may use.
-  new auto(std::move(operations_));
-  new auto(std::move(kept_));
-  new auto(std::move(context_));
+  (void)estate_.release();
 }
 
 Contact Worker::contact() const {
@@ -156,9 +167,9 @@ Peer& Worker::peer(Rank rank) {
 
 Worker::Operation& Worker::take_operation(const Header& header) {
   if (free_operations_.empty()) {
-    operations_.push_back(std::make_unique<Operation>());
-    operations_.back()->worker = this;
-    free_operations_.push_back(operations_.back().get());
+    estate_->operations.push_back(std::make_unique<Operation>());
+    estate_->operations.back()->worker = this;
+    free_operations_.push_back(estate_->operations.back().get());
   }
   Operation& operation = *free_operations_.back();
   free_operations_.pop_back();

@@ -128,10 +128,11 @@ class Worker {
   void signal() const noexcept;
 
   /// Keeps @p resource as long as operations may use it.
-  void keep(std::shared_ptr<void> resource) { kept_.push_back(std::move(resource)); }
+  void keep(std::shared_ptr<void> resource);
 
  private:
   struct Operation;
+  struct Estate;  ///< What operations use.
 
   template <class Call>
   void post(Operation& operation, Pending& pending, std::uint64_t bytes, const Call& call);
@@ -143,6 +144,7 @@ class Worker {
   static void on_error(void* arg, ucp_ep_h endpoint, ucs_status_t status);
   void close_endpoints() noexcept;
 
+  std::unique_ptr<Estate> estate_;
   std::shared_ptr<Context> context_;
   ErrorChoice errors_;
   Rank rank_;
@@ -156,9 +158,7 @@ class Worker {
   std::map<std::uint32_t, Receiver*> receivers_;
   Pending unsent_;
   std::uint64_t under_way_ = 0;  // operations of any kind
-  std::vector<std::unique_ptr<Operation>> operations_;
   std::vector<Operation*> free_operations_;
-  std::vector<std::shared_ptr<void>> kept_;
 };
 
 }  // namespace m2n::ucx
