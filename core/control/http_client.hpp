@@ -14,7 +14,7 @@
 namespace m2n {
 
 struct HttpClientOptions {
-  std::string token;  ///< Empty: no Authorization header is sent.
+  std::string token{};  ///< Empty: no Authorization header is sent.
   /// How long a server that does not listen yet is waited for.
   std::chrono::milliseconds connect_time{10'000};
   std::uint64_t max_answer_bytes = std::uint64_t{64} << 20U;

@@ -18,7 +18,7 @@ namespace m2n {
 
 struct HttpServerOptions {
   /// Clients send "Authorization: Bearer <token>". May be empty only on loopback.
-  std::string token;
+  std::string token{};
   std::uint64_t max_body_bytes = std::uint64_t{64} << 20U;
   std::uint32_t max_header_bytes = 16U << 10U;
   /// From the connection (or the last answer) to the end of the request's header.

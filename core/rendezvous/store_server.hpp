@@ -17,7 +17,7 @@ namespace m2n {
 
 struct StoreOptions {
   /// What every client must know; it never travels itself. May be empty only on loopback.
-  std::string token;
+  std::string token{};
   /// The attempt at building the job that this store serves, from 1; clients of another are
   /// refused.
   std::uint64_t epoch = 1;

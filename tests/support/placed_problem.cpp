@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
-#include <iostream>
 #include <optional>
 #include <tuple>
 
@@ -337,14 +335,6 @@ PlacedProblem placed_problem(std::mt19937_64& random, const PlacedLimits& limits
 
 std::uint64_t test_bits(DType dtype, std::uint32_t parameter, Index flat) {
   return synthetic_bits(dtype, mix64(parameter + 1), static_cast<std::uint64_t>(flat));
-}
-
-std::uint64_t test_seed() {
-  const char* const given = std::getenv("M2N_TEST_SEED");  // NOLINT(concurrency-mt-unsafe)
-  const std::uint64_t seed =
-      given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
-  std::cout << "M2N_TEST_SEED=" << seed << '\n';
-  return seed;
 }
 
 }  // namespace m2n::testing

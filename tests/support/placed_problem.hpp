@@ -51,7 +51,4 @@ PlacedProblem placed_problem(std::mt19937_64& random, const PlacedLimits& limits
 /// Bits of element @p flat of @p parameter at the source: differs between elements and parameters.
 std::uint64_t test_bits(DType dtype, std::uint32_t parameter, Index flat);
 
-/// M2N_TEST_SEED, or a fresh one; printed, so that a failure can be repeated.
-std::uint64_t test_seed();
-
 }  // namespace m2n::testing

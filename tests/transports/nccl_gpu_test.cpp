@@ -20,6 +20,7 @@
 #include "core/rendezvous/thread_group.hpp"
 #include "core/tensor/cast.hpp"
 #include "tests/support/placed_problem.hpp"
+#include "tests/support/random_cases.hpp"
 #include "tests/transports/nccl_random_copy.hpp"
 #include "tests/transports/nccl_world.hpp"
 #include "transports/nccl/arena.hpp"

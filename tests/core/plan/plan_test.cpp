@@ -14,6 +14,7 @@
 #include "core/plan/plan_builder.hpp"
 #include "tests/support/placed_problem.hpp"
 #include "tests/support/print.hpp"
+#include "tests/support/random_cases.hpp"
 
 namespace m2n {
 namespace {

@@ -120,7 +120,7 @@ BOOST_AUTO_TEST_CASE(a_verdict_lists_failures_first_and_all_ranks_of_each_side) 
   BOOST_TEST(thrown == kNothing5, boost::test_tools::per_element());
 }
 
-BOOST_AUTO_TEST_CASE(disagreement_is_the_same_sentence_on_every_rank) {
+BOOST_AUTO_TEST_CASE(disagreement_is_the_same_sentence_on_every_rank) {  // C03, C04
   const StoreServer store = make_store();
   const auto thrown = run_world(store, 5, [](WorldGroup& group) {
     require_agreement(group, "plan", Statement::value(group.rank() == 2 ? "b" : "a"),
