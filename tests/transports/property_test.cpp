@@ -86,10 +86,12 @@ std::size_t number_of(const BufferTable& table, const std::string& name) {
 /// One world of rank threads that outlives many problems.
 class Lane {
  public:
-  Lane(std::vector<std::unique_ptr<Group>> groups, std::string transport)
+  Lane(std::vector<std::unique_ptr<Group>> groups, std::string transport, Options options)
       : groups_(std::move(groups)),
         transport_(std::move(transport)),
-        registries_(builtin_registries()) {}
+        options_(std::move(options)),
+        registries_(builtin_registries()),
+        transports_(groups_.size()) {}
 
   /// Moves with @p planner. @return what is wrong, or nothing.
   std::string check(const PlacedProblem& placed, const std::string& planner) {
@@ -122,9 +124,12 @@ class Lane {
     for (Rank rank = 0; rank < kRanks; ++rank) {
       threads.emplace_back([&, rank] {
         try {
-          const auto transport = registries_.transports.create(transport_, {});
+          std::unique_ptr<Transport>& transport = transports_[slot(rank)];
           const Deadline deadline = deadline_in(kDeadline);
-          transport->connect(*groups_[slot(rank)], deadline);
+          if (!transport) {
+            transport = registries_.transports.create(transport_, {options_});
+            transport->connect(*groups_[slot(rank)], deadline);
+          }
           Program program = make_program(plan, problem, rank);
           program.world_size = kRanks;
           const auto session = transport->prepare(
@@ -177,14 +182,16 @@ class Lane {
 
   std::vector<std::unique_ptr<Group>> groups_;
   std::string transport_;
+  Options options_;
   Registries registries_;
+  std::vector<std::unique_ptr<Transport>> transports_;  // connected once, for many sessions
 };
 
 using MakeGroups = std::vector<std::unique_ptr<Group>> (*)(Rank);
 
 /// @p cases random problems through @p transport, in as many worlds as there are processors.
 void check_random_problems(std::uint64_t cases, const std::string& transport,
-                           MakeGroups make_groups) {
+                           MakeGroups make_groups, const Options& options = {}) {
   const std::uint64_t seed = testing::test_seed();
   std::vector<std::string> planners;
   const Registries registries = builtin_registries();
@@ -198,7 +205,7 @@ void check_random_problems(std::uint64_t cases, const std::string& transport,
   std::vector<std::thread> lanes;
   for (unsigned lane = 0; lane < std::max(2U, std::thread::hardware_concurrency()); ++lane) {
     lanes.emplace_back([&] {
-      Lane world(make_groups(kRanks), transport);
+      Lane world(make_groups(kRanks), transport, options);
       for (std::uint64_t i = next++; i < cases; i = next++) {
         std::string wrong;
         const std::string& planner = planners[i % planners.size()];
@@ -238,6 +245,16 @@ BOOST_AUTO_TEST_CASE(every_random_problem_arrives_element_by_element) {
 /// The path between processes, in threads: what arrives does not depend on the difference.
 BOOST_AUTO_TEST_CASE(every_random_problem_arrives_through_shared_memory) {
   check_random_problems(testing::random_cases() / 10, "loopback", testing::make_groups_apart);
+}
+
+BOOST_AUTO_TEST_CASE(every_random_problem_arrives_over_ucx) {
+  if (builtin_registries().transports.contains("ucx")) {
+    check_random_problems(testing::random_cases() / 10, "ucx", testing::make_groups_apart);
+    // As between machines, with rows and chunks so short that most regions have several.
+    check_random_problems(
+        testing::random_cases() / 40, "ucx", testing::make_groups_apart,
+        {{"tls", "tcp"}, {"puts", "on"}, {"put_bytes", "16"}, {"chunk_bytes", "64"}});
+  }
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -118,6 +118,22 @@ bool UcxSession::all_keys_are_here() {
   return awaited_.empty();
 }
 
+void UcxSession::open_stage() {
+  for (Neighbor* neighbor : outs_) {
+    neighbor->flushing = false;
+    neighbor->told = false;
+  }
+  // Stages may use the same scratch memory one after the other. A ring is emptied in its stage.
+  for (Neighbor* neighbor : ins_) {
+    const Incoming& in = *neighbor->in;
+    const bool work =
+        in.has_puts[stage_] || in.packed.stage_end(stage_) > in.packed.stage_begin(stage_);
+    if (stage_ > 0 && in.ring == nullptr && work) {
+      tell(*neighbor, Kind::open, stage_);
+    }
+  }
+}
+
 bool UcxSession::run_stage() {
   bool done = true;
   for (Neighbor* neighbor : ins_) {
@@ -157,7 +173,7 @@ bool UcxSession::send_stage(Neighbor& neighbor) {
   if (out.packed.stage_end(stage_) == out.packed.stage_begin(stage_) && no_puts) {
     return true;
   }
-  bool done = neighbor.begun >= round_;
+  bool done = neighbor.begun >= round_ && (out.ring != nullptr || neighbor.open_stage >= stage_);
   if (done) {
     check_version(neighbor);
     if (has_failed()) {
@@ -253,7 +269,7 @@ bool UcxSession::has_unsent() const {
 }
 
 bool UcxSession::end_round() {
-  if (rank_ == kRoot) {
+  if (ended_ < round_ && rank_ == kRoot) {
     for (const auto& [rank, neighbor] : neighbors_) {
       if (neighbor.finished < round_) {
         awaited_.push_back(rank);
@@ -264,9 +280,7 @@ bool UcxSession::end_round() {
     if (!awaited_.empty() || has_failed()) {
       return false;
     }
-    if (ended_ < round_) {
-      tell_all(Kind::over);
-    }
+    tell_all(Kind::over);
     over_ = round_;
   } else if (ended_ < round_) {
     tell(neighbors_.at(kRoot), Kind::finished, report_.version);

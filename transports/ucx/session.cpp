@@ -240,6 +240,10 @@ void UcxSession::receive(const Header& header, std::span<const std::byte> payloa
     case Kind::ready:
       from.begun = header.round;
       from.version = header.value;
+      from.open_stage = 0;
+      break;
+    case Kind::open:
+      from.open_stage = header.value;
       break;
     case Kind::wake:
       break;
@@ -317,10 +321,7 @@ RoundReport UcxSession::wait(Deadline deadline) {
       copy_region(region.copy, memory_.address(region.from), memory_.address(region.to),
                   bypass_cache_);
     }
-    for (Neighbor* neighbor : outs_) {
-      neighbor->flushing = false;
-      neighbor->told = false;
-    }
+    open_stage();
     drive(lock, phases_[stage_], deadline, &UcxSession::run_stage);
   }
   drive(lock, kPhase, deadline, &UcxSession::end_round);

@@ -53,10 +53,11 @@ class UcxSession final : public Session, private Receiver {
     std::optional<Incoming> in;
     std::optional<bool> route;  ///< Whether it can put.
     std::string keys;
-    std::uint64_t begun = 0;     ///< Its last round that it has begun,
-    std::uint64_t version = 0;   ///< and that one's version.
-    std::uint64_t finished = 0;  ///< Its last round that it has finished; known to rank 0.
-    bool quiet = false;          ///< It has failed, and will not write here.
+    std::uint64_t begun = 0;       ///< Its last round that it has begun,
+    std::uint64_t version = 0;     ///< and that one's version.
+    std::uint64_t open_stage = 0;  ///< Of round `begun`, the last that may be written.
+    std::uint64_t finished = 0;    ///< Its last round that it has finished; known to rank 0.
+    bool quiet = false;            ///< It has failed, and will not write here.
     bool left = false;
     // Outgoing
     std::uint64_t filled = 0;  ///< Slots, over all rounds.
@@ -94,6 +95,7 @@ class UcxSession final : public Session, private Receiver {
   void drive(Lock& lock, const std::string& phase, Deadline deadline, bool (UcxSession::*step)());
   bool all_routes_are_here();
   bool all_keys_are_here();
+  void open_stage();
   bool run_stage();
   bool receive_stage(Neighbor& neighbor);
   bool send_stage(Neighbor& neighbor);

@@ -23,6 +23,7 @@ enum class Kind : std::uint32_t {
   route,     ///< The sender has regions for the receiver; `value` is 1 when it can put them.
   keys,      ///< How the sender of this message is reached, in answer.
   ready,     ///< The sender has begun round `round`; its memory may be written.
+  open,      ///< The sender has come to stage `value`, whose memory may be written.
   wake,      ///< A ring between the two has changed.
   data,      ///< Chunk `value` of packed regions.
   put_done,  ///< All puts of stage `value` are complete.
