@@ -10,6 +10,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "core/api/patterns.hpp"
 #include "core/error.hpp"
 #include "core/tensor/cast.hpp"
 
@@ -17,18 +18,6 @@ namespace m2n::sinks {
 namespace {
 
 [[noreturn]] void fail(const std::string& text) { throw Error(Errc::bad_argument, text); }
-
-std::string list_of(const std::vector<std::string>& names) {
-  constexpr std::size_t kShown = 3;
-  std::string text;
-  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) {
-    text += (i == 0 ? "" : ", ") + names[i];
-  }
-  if (names.size() > kShown) {
-    text += " and " + std::to_string(names.size() - kShown) + " more";
-  }
-  return text;
-}
 
 bool cast_or_fail(const std::string& name, DType from, DType to, bool may_cast) {
   if (from == to) {
@@ -50,7 +39,9 @@ struct Gathered {
   std::vector<RankPiece> pieces;
   std::vector<std::string> parameters;  ///< By slot.
   DType dtype = DType::f32;
+  bool may_cast = false;
   std::string not_strict;  ///< Why strict would fall back; empty when it would not.
+  std::string not_direct;  ///< Why any route would.
 };
 
 /// Tensors that must go the same way.
@@ -79,23 +70,76 @@ std::string_view module_of(std::string_view parameter) {
 /// A tensor without elements has nothing to load: it is in place whatever the route.
 bool moves(const ParamSpec& param) { return element_count(param.shape) > 0; }
 
-/// The whole tensor on each of @p ranks.
-Side full_side(const ParamSpec& param, const std::vector<Rank>& ranks, LayoutTable& table) {
+/// The whole tensor on each of @p holders, who are among @p ranks.
+Side full_side(const ParamSpec& param, const std::vector<Rank>& ranks,
+               const std::vector<Rank>& holders, LayoutTable& table) {
   const Piece whole{Box::whole(param.shape), {0, 0, row_major(param.shape)}};
   std::vector<RankPiece> pieces;
-  for (const Rank rank : ranks) {
+  for (const Rank rank : holders) {
     pieces.push_back({rank, whole});
   }
   return {table.intern(Layout::explicit_pieces(param.shape, param.dtype, ranks, std::move(pieces))),
           {"full:" + param.name}};
 }
 
-}  // namespace
-
-DType DtypePolicy::of(const WorkerParameter& parameter) const {
-  const bool floating = can_cast(parameter.dtype, DType::f32);
-  return worker && floating && !parameter.keep_dtype ? *worker : parameter.dtype;
+/// Why the reference engine would not write @p parameter in place; empty when it would.
+std::string not_strict(const WorkerModel& model, const WorkerParameter& parameter,
+                       const ParamSpec& param, DType dtype, bool padded) {
+  const std::size_t rank = param.shape.size();
+  if (!model.not_plain.empty()) {
+    return model.not_plain;
+  }
+  if (parameter.sections.size() != 1) {
+    return "it shares parameter '" + parameter.name + "'";
+  }
+  if (padded) {
+    return "parameter '" + parameter.name + "' is padded";
+  }
+  if (parameter.name != param.name) {
+    return "it lies in parameter '" + parameter.name + "' of another name";
+  }
+  if (param.dtype != dtype) {
+    return "parameter '" + parameter.name + "' has another dtype";
+  }
+  if (!parameter.plain) {
+    return "parameter '" + parameter.name + "' has a loader of its own";
+  }
+  if (rank < 1 || rank > 3) {
+    return "it has " + std::to_string(rank) + " dimensions, and 1 to 3 go in place";
+  }
+  return "";
 }
+
+/// Why nobody but a loader may write @p parameter; empty when anybody may.
+std::string not_direct(const WorkerParameter& parameter) {
+  if (parameter.kernel_form.empty()) {
+    return parameter.loader_only;
+  }
+  if (!parameter.to_kernel_form) {
+    fail("parameter '" + parameter.name + "' lives in the form '" + parameter.kernel_form +
+         "', and nothing says how to make it; it needs a transform, or its plain form");
+  }
+  return "parameter '" + parameter.name + "' lives in the form '" + parameter.kernel_form + "'";
+}
+
+/// All workers must follow one expert map, and refresh what they derive.
+void require_consistent(const std::vector<WorkerModel>& models) {
+  for (const WorkerModel& model : models) {
+    if (model.arrangement != models.front().arrangement) {
+      fail("workers follow expert maps of versions " + std::to_string(models.front().arrangement) +
+           " and " + std::to_string(model.arrangement) + "; all must follow one");
+    }
+    for (const DerivedTensor& derived : model.derived) {
+      if (!derived.refresh) {
+        fail("tensor '" + derived.name + "' is derived from '" +
+             (derived.inputs.empty() ? std::string() : derived.inputs.front()) +
+             "', and nothing says how; without a refresh it would be stale after an update");
+      }
+    }
+  }
+}
+
+}  // namespace
 
 Destinations destinations_of_models(const std::vector<WorkerModel>& models, Rank first_worker,
                                     std::span<const ParamSpec> params, const DtypePolicy& dtypes,
@@ -107,6 +151,7 @@ Destinations destinations_of_models(const std::vector<WorkerModel>& models, Rank
     }
   }
 
+  require_consistent(models);
   // Both sides of a misfit first: what is needed and not sent, what is sent and not known.
   std::vector<bool> placed(params.size(), false);
   std::vector<bool> known(params.size(), false);
@@ -152,6 +197,7 @@ Destinations destinations_of_models(const std::vector<WorkerModel>& models, Rank
 
   std::vector<Gathered> gathered(params.size());
   Groups groups(params.size());
+  Groups shared(params.size());  // tensors that a loader needs at the same time
   std::unordered_map<std::string_view, std::size_t> module_tensor;
   std::vector<Rank> ranks;
   for (std::size_t w = 0; w < models.size(); ++w) {
@@ -174,17 +220,18 @@ Destinations destinations_of_models(const std::vector<WorkerModel>& models, Rank
         if (slot == tensor.parameters.end()) {
           slot = tensor.parameters.insert(slot, parameter.name);
         }
+        tensor.may_cast = dtypes.may_cast(parameter.name);
         if (tensor.parameters.size() > 1) {
           tensor.not_strict = "it lies in several parameters";
-        } else if (parameter.sections.size() != 1) {
-          tensor.not_strict = "it shares parameter '" + parameter.name + "'";
-        } else if (padded.contains(parameter.name)) {
-          tensor.not_strict = "parameter '" + parameter.name + "' is padded";
-        } else if (parameter.name != section.tensor) {
-          tensor.not_strict = "it lies in parameter '" + parameter.name + "' of another name";
-        } else if (params[number].dtype != dtype) {
-          tensor.not_strict = "parameter '" + parameter.name + "' has another dtype";
+        } else if (const std::string why = not_strict(models[w], parameter, params[number], dtype,
+                                                      padded.contains(parameter.name));
+                   !why.empty()) {
+          tensor.not_strict = why;
         }
+        if (std::string why = not_direct(parameter); !why.empty()) {
+          tensor.not_direct = std::move(why);
+        }
+        shared.unite(number, numbers.at(parameter.sections.front().tensor));
         if (!section.box.empty()) {
           tensor.pieces.push_back(
               {rank,
@@ -201,11 +248,10 @@ Destinations destinations_of_models(const std::vector<WorkerModel>& models, Rank
 
   // A module goes one way as a whole: one tensor that falls back takes its neighbours along.
   std::unordered_map<std::size_t, std::size_t> falls_back;  // group -> the tensor that decides
-  if (route == Route::strict) {
-    for (std::size_t i = 0; i < params.size(); ++i) {
-      if (!gathered[i].not_strict.empty()) {
-        falls_back.emplace(groups.find(i), i);
-      }
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    if (!gathered[i].not_direct.empty() ||
+        (route == Route::strict && !gathered[i].not_strict.empty())) {
+      falls_back.emplace(groups.find(i), i);
     }
   }
 
@@ -223,22 +269,32 @@ Destinations destinations_of_models(const std::vector<WorkerModel>& models, Rank
       result.resolutions.push_back(std::move(resolution));
       continue;
     }
-    const bool cast = cast_or_fail(param.name, param.dtype, tensor.dtype, dtypes.may_cast);
+    const bool cast = cast_or_fail(param.name, param.dtype, tensor.dtype, tensor.may_cast);
     const bool in_one_parameter = tensor.parameters.size() == 1;
+    std::vector<Rank> holders;
+    for (const RankPiece& held : tensor.pieces) {
+      if (holders.empty() || holders.back() != held.rank) {
+        holders.push_back(held.rank);
+      }
+    }
     result.places.push_back({table.intern(Layout::explicit_pieces(param.shape, tensor.dtype, ranks,
                                                                   std::move(tensor.pieces))),
                              std::move(tensor.parameters)});
     const auto decider = falls_back.find(groups.find(i));
     if (moves(param) && (route == Route::fallback || decider != falls_back.end())) {
       resolution.mode = Mode::fallback;
-      resolution.side = full_side(param, ranks, table);
+      // As the reference does, every worker gets it; where we decide, those that need it.
+      resolution.side = full_side(param, ranks, route == Route::fused ? holders : ranks, table);
+      resolution.together = "with " + params[shared.find(i)].name;
       if (route == Route::fallback) {
         resolution.reason = "this sink loads everything";
-      } else if (tensor.not_strict.empty()) {
+      } else if (!tensor.not_direct.empty()) {
+        resolution.reason = tensor.not_direct;
+      } else if (route == Route::strict && !tensor.not_strict.empty()) {
+        resolution.reason = tensor.not_strict;
+      } else {
         resolution.reason =
             "its module has '" + params[decider->second].name + "', which falls back";
-      } else {
-        resolution.reason = tensor.not_strict;
       }
     } else {
       resolution.side = result.places.back();
@@ -271,10 +327,10 @@ Destinations destinations_of_declared(const std::vector<Resolution>& declared,
            ", and its declared destination " + to_string(layout.shape()));
     }
     resolution.cast =
-        cast_or_fail(param.name, param.dtype, layout.dtype(), resolution.cast || dtypes.may_cast);
+        cast_or_fail(param.name, param.dtype, layout.dtype(), resolution.cast || dtypes.cast);
     result.places.push_back(resolution.side);
     if (route == Route::fallback && moves(param)) {
-      resolution = {Mode::fallback, full_side(param, layout.ranks(), table), false,
+      resolution = {Mode::fallback, full_side(param, layout.ranks(), layout.ranks(), table), false,
                     "this sink loads everything"};
     } else {
       resolution.mode = Mode::direct;

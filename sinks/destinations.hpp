@@ -5,27 +5,18 @@
 /// @file
 /// Where each checkpoint tensor goes in the parameters of all workers.
 
-#include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "core/api/sink.hpp"
+#include "sinks/dtypes.hpp"
 
 namespace m2n::sinks {
-
-/// How a worker's dtype may differ from a checkpoint's.
-struct DtypePolicy {
-  std::optional<DType> worker;  ///< Of every floating-point parameter that does not keep its own.
-  bool may_cast = false;
-
-  DType of(const WorkerParameter& parameter) const;
-};
 
 /// Which tensors go straight into place.
 enum class Route : std::uint8_t {
   fused,     ///< All.
-  strict,    ///< Those that are alone in an unpadded parameter of their name and dtype.
+  strict,    ///< Those that fill a parameter of their name and dtype as a stock loader would.
   fallback,  ///< None.
 };
 

@@ -32,6 +32,7 @@ class Hdf5Sink final : public WeightSink {
   std::vector<Resolution> resolve(std::span<const ParamSpec> params) override {
     std::vector<Resolution> resolutions = host_->resolve(params);
     for (std::size_t i = 0; i < params.size(); ++i) {
+      falls_back_.push_back(resolutions[i].mode == Mode::fallback);
       parameters_.push_back({params[i].name, params[i].shape, params[i].side, resolutions[i].side,
                              resolutions[i].cast});
     }
@@ -42,6 +43,8 @@ class Hdf5Sink final : public WeightSink {
   std::vector<ParamLoan> lend() override { return host_->lend(); }
   void load_weights(TensorStream& stream) override { host_->load_weights(stream); }
 
+  void accept(std::uint64_t version) override { host_->accept(version); }
+
   void commit(std::uint64_t version) override {
     host_->commit(version);
     DumpWriter writer(file_);
@@ -49,7 +52,7 @@ class Hdf5Sink final : public WeightSink {
     const std::vector<ParamLoan> loans = host_->lend();
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       const Layout& layout = *parameters_[i].destination.layout;
-      if (layout.pieces_of(rank_).empty()) {
+      if (falls_back_[i] || layout.pieces_of(rank_).empty()) {  // only what lands in place
         continue;
       }
       const CompactTensor tensor = gather_compact(layout, rank_, loans[i].slots);
@@ -60,6 +63,8 @@ class Hdf5Sink final : public WeightSink {
 
   void roll_back() noexcept override { host_->roll_back(); }
   std::optional<std::uint64_t> version() const noexcept override { return host_->version(); }
+  void derive(DerivedTensor tensor) override { host_->derive(std::move(tensor)); }
+  ServedWeights serve() override { return host_->serve(); }
   std::vector<LiveParameter> live() override { return host_->live(); }
 
  private:
@@ -67,6 +72,7 @@ class Hdf5Sink final : public WeightSink {
   std::filesystem::path file_;
   std::unique_ptr<WeightSink> host_;
   std::vector<Parameter> parameters_;
+  std::vector<bool> falls_back_;
 };
 
 std::unique_ptr<WeightSink> make_hdf5_sink(const SinkContext& context) {

@@ -3,98 +3,24 @@
 
 #include "sinks/host_sink.hpp"
 
-#include <cstdlib>
-#include <cstring>
-#include <new>
+#include <charconv>
+#include <chrono>
+#include <mutex>
 #include <unordered_map>
 #include <utility>
 
 #include "core/error.hpp"
 #include "core/tensor/cast.hpp"
 #include "core/tensor/copy.hpp"
+#include "sinks/store.hpp"
 
 namespace m2n::sinks {
 namespace {
 
 [[noreturn]] void fail(const std::string& text) { throw Error(Errc::bad_argument, text); }
 
-/// Zeroed memory that starts on a cache line. Pages that nobody touches cost nothing.
-class HostMemory {
- public:
-  HostMemory() = default;
-  explicit HostMemory(std::uint64_t bytes) : bytes_(bytes) {
-    if (bytes == 0) {
-      return;
-    }
-    memory_.reset(std::calloc(checked_add_bytes(bytes, kLine, "buffer size"), 1));
-    if (!memory_) {
-      throw Error(Errc::unavailable, "no memory for a buffer of " + std::to_string(bytes) +
-                                         " bytes; fewer or smaller parameters a worker would fit");
-    }
-    std::size_t room = bytes + kLine;
-    void* at = memory_.get();
-    data_ = static_cast<std::byte*>(std::align(kLine, bytes, at, room));
-  }
-
-  std::byte* data() const noexcept { return data_; }
-  LocalBuffer loan() const { return {data_, bytes_, MemorySpace::host, 0}; }
-
- private:
-  static constexpr std::size_t kLine = 64;
-  struct Free {
-    void operator()(void* memory) const noexcept { std::free(memory); }
-  };
-
-  std::unique_ptr<void, Free> memory_;
-  std::byte* data_ = nullptr;
-  std::uint64_t bytes_ = 0;
-};
-
-/// A parameter of this worker, or a buffer of a problem file.
-struct Kept {
-  std::string name;
-  DType dtype = DType::u8;
-  Shape shape;
-  std::uint64_t bytes = 0;
-  std::vector<Box> padding;
-  bool zero_all = false;  ///< Some bytes are nobody's: all are zeroed before a round.
-  std::string same_as;
-  HostMemory memory;
-};
-
 std::uint64_t bytes_of_shape(const Shape& shape, DType dtype) {
   return checked_mul_bytes(static_cast<std::uint64_t>(element_count(shape)), bytes_of(dtype));
-}
-
-/// Zeroes @p box of a compact row-major tensor, one contiguous run after another.
-void zero_box(const Kept& kept, const Box& box) {
-  if (box.empty()) {
-    return;
-  }
-  const Strides strides = row_major(kept.shape);
-  const std::uint64_t item = bytes_of(kept.dtype);
-  std::size_t outer = box.rank();  // dimensions before this one are walked
-  while (outer > 0 && (outer == box.rank() || box[outer].size() == kept.shape[outer])) {
-    --outer;
-  }
-  const Index run = outer < box.rank() ? box[outer].size() * strides[outer] : 1;
-  Dims at = box.lo;
-  for (;;) {
-    Index element = 0;
-    for (std::size_t d = 0; d < box.rank(); ++d) {
-      element += at[d] * strides[d];
-    }
-    std::memset(kept.memory.data() + static_cast<std::uint64_t>(element) * item, 0,
-                static_cast<std::uint64_t>(run) * item);
-    std::size_t d = outer;
-    while (d > 0 && ++at[d - 1] == box.hi[d - 1]) {
-      at[d - 1] = box.lo[d - 1];
-      --d;
-    }
-    if (d == 0) {
-      return;
-    }
-  }
 }
 
 class HostSink final : public WeightSink {
@@ -104,7 +30,8 @@ class HostSink final : public WeightSink {
         rank_(context.rank),
         first_worker_(context.first_worker),
         models_(context.models),
-        declared_(context.declared) {
+        declared_(context.declared),
+        store_(kind_.shadow) {
     read_options(context.options);
     if (models_) {
       keep_parameters();
@@ -114,6 +41,8 @@ class HostSink final : public WeightSink {
   }
 
   std::string_view name() const noexcept override { return kind_.name; }
+
+  void derive(DerivedTensor tensor) override { store_.derive(std::move(tensor)); }
 
   std::vector<Resolution> resolve(std::span<const ParamSpec> params) override {
     if (resolved_) {
@@ -137,17 +66,22 @@ class HostSink final : public WeightSink {
 
   void begin(std::uint64_t version) override {
     require_resolved("begin");
-    version_.reset();
+    if (version <= newest_) {
+      fail("version " + std::to_string(version) + " cannot begin after version " +
+           std::to_string(newest_) + " was committed; versions only grow");
+    }
+    if (!kind_.shadow) {
+      close_readers();
+      {
+        const std::lock_guard lock(version_mutex_);
+        version_.reset();
+      }
+      readers_->open();  // to be told that there are no weights
+    }
     writing_ = version;
     loaded_ = false;
-    for (const Kept& kept : kept_) {
-      if (kept.zero_all) {
-        std::memset(kept.memory.data(), 0, kept.bytes);
-      }
-      for (const Box& box : kept.padding) {
-        zero_box(kept, box);
-      }
-    }
+    accepted_ = false;
+    store_.begin();
   }
 
   std::vector<ParamLoan> lend() override {
@@ -161,9 +95,7 @@ class HostSink final : public WeightSink {
                      {}};
       if (direct) {
         for (const std::string& buffer : places_[i].buffers) {
-          const auto found = kept_of_.find(buffer);
-          loan.slots.push_back(found == kept_of_.end() ? LocalBuffer{}
-                                                       : kept_[found->second].memory.loan());
+          loan.slots.push_back(store_.target(buffer));
         }
       }
       loans.push_back(std::move(loan));
@@ -207,7 +139,7 @@ class HostSink final : public WeightSink {
     loaded_ = true;
   }
 
-  void commit(std::uint64_t version) override {
+  void accept(std::uint64_t version) override {
     if (writing_ != version) {
       fail("version " + std::to_string(version) + " cannot be committed; " +
            (writing_ ? "version " + std::to_string(*writing_) + " is being written"
@@ -217,33 +149,57 @@ class HostSink final : public WeightSink {
       fail("version " + std::to_string(version) +
            " cannot be committed: " + std::to_string(falls_back_) + " tensors were not loaded");
     }
-    for (const Kept& kept : kept_) {
-      if (!kept.same_as.empty() &&
-          std::memcmp(kept.memory.data(), kept_[kept_of_.at(kept.same_as)].memory.data(),
-                      kept.bytes) != 0) {
-        fail("'" + kept.name + "' differs from '" + kept.same_as +
-             "', to which the model ties it; they must be equal, or one of them left out");
-      }
+    store_.complete();
+    accepted_ = true;
+  }
+
+  void commit(std::uint64_t version) override {
+    if (!accepted_ || writing_ != version) {
+      accept(version);
     }
-    version_ = version;
+    close_readers();
+    store_.publish();
+    {
+      const std::lock_guard lock(version_mutex_);
+      version_ = version;
+    }
+    newest_ = version;
     writing_.reset();
+    readers_->open();
   }
 
   void roll_back() noexcept override {
-    version_.reset();
+    if (!kind_.shadow) {
+      const std::lock_guard lock(version_mutex_);
+      version_.reset();
+    }
     writing_.reset();
   }
 
-  std::optional<std::uint64_t> version() const noexcept override { return version_; }
+  std::optional<std::uint64_t> version() const noexcept override {
+    const std::lock_guard lock(version_mutex_);
+    return version_;
+  }
+
+  ServedWeights serve() override {
+    if (!kind_.keeps) {
+      return WeightSink::serve();
+    }
+    // First a reader, then a look: from here on the version stays.
+    ServedWeights served{0, {}, Readers::enter(readers_)};
+    const auto now = version();
+    if (!now) {
+      throw Error(Errc::unavailable, "sink '" + kind_.name +
+                                         "' has no valid weights to serve; a complete round would "
+                                         "bring some");
+    }
+    served.version = *now;
+    served.parameters = store_.live(true);
+    return served;
+  }
 
   std::vector<LiveParameter> live() override {
-    std::vector<LiveParameter> result;
-    for (const Kept& kept : kept_) {
-      if (kind_.keeps && kept.same_as.empty()) {
-        result.push_back({kept.name, kept.dtype, kept.shape, kept.memory.loan()});
-      }
-    }
-    return result;
+    return kind_.keeps ? store_.live(true) : std::vector<LiveParameter>{};
   }
 
  private:
@@ -258,7 +214,11 @@ class HostSink final : public WeightSink {
         if (value != "exact" && value != "nearest_even") {
           refuse(key, value, "exact, nearest_even");
         }
-        dtypes_.may_cast = value == "nearest_even";
+        dtypes_.cast = value == "nearest_even";
+      } else if (key == "drain") {
+        drain_ = std::chrono::seconds(seconds_of(value));
+      } else if (key == "dtypes" && models_) {
+        dtypes_.set_rules(value);
       } else if (key == "dtype" && models_) {
         const DType dtype = dtype_from_string(value);
         if (!can_cast(dtype, DType::f32)) {
@@ -272,7 +232,8 @@ class HostSink final : public WeightSink {
         kind_.route = value == "strict" ? Route::strict : Route::fused;
       } else {
         throw Error(Errc::usage, "sink '" + kind_.name + "' has no option '" + key +
-                                     "'; the choices are cast" + (models_ ? ", dtype" : "") +
+                                     "'; the choices are cast, drain" +
+                                     (models_ ? ", dtype, dtypes" : "") +
                                      (kind_.may_choose_route ? ", direct" : ""));
       }
     }
@@ -282,10 +243,16 @@ class HostSink final : public WeightSink {
     }
   }
 
-  void keep(Kept kept) {
-    kept.memory = HostMemory(kept.bytes);
-    kept_of_.emplace(kept.name, kept_.size());
-    kept_.push_back(std::move(kept));
+  std::int64_t seconds_of(const std::string& value) const {
+    std::int64_t seconds = 0;
+    const auto [end, failure] = std::from_chars(value.data(), value.data() + value.size(), seconds);
+    constexpr std::int64_t kMost = 1'000'000;
+    if (failure != std::errc{} || end != value.data() + value.size() || seconds < 0 ||
+        seconds > kMost) {
+      throw Error(Errc::usage, "option 'drain' of sink '" + kind_.name + "' is '" + value +
+                                   "'; it must be 0 to 1000000 seconds");
+    }
+    return seconds;
   }
 
   void keep_parameters() {
@@ -294,8 +261,8 @@ class HostSink final : public WeightSink {
       fail("rank " + std::to_string(rank_) + " is no worker; workers are " +
            std::to_string(models_->size()) + " ranks from " + std::to_string(first_worker_));
     }
-    for (const WorkerParameter& parameter :
-         (*models_)[static_cast<std::size_t>(worker)].parameters) {
+    const WorkerModel& model = (*models_)[static_cast<std::size_t>(worker)];
+    for (const WorkerParameter& parameter : model.parameters) {
       Kept kept;
       kept.name = parameter.name;
       kept.dtype = dtypes_.of(parameter);
@@ -303,7 +270,18 @@ class HostSink final : public WeightSink {
       kept.bytes = bytes_of_shape(kept.shape, kept.dtype);
       kept.padding = parameter.padding;
       kept.same_as = parameter.same_as;
-      keep(std::move(kept));
+      if (!parameter.kernel_form.empty()) {
+        kept.to_kernel_form = parameter.to_kernel_form;
+        for (const Section& section : parameter.sections) {
+          kept.fed_elements += static_cast<std::uint64_t>(section.box.volume());
+        }
+      }
+      store_.keep(std::move(kept));
+    }
+    for (const DerivedTensor& derived : model.derived) {
+      if (derived.refresh) {  // the others are refused when the sink resolves
+        store_.derive(derived);
+      }
     }
   }
 
@@ -345,7 +323,7 @@ class HostSink final : public WeightSink {
       kept.dtype = use.mixed || use.bytes % bytes_of(*use.dtype) != 0 ? DType::u8 : *use.dtype;
       kept.shape = {static_cast<Index>(use.bytes / bytes_of(kept.dtype))};
       kept.zero_all = use.fed_bytes != use.bytes;
-      keep(std::move(kept));
+      store_.keep(std::move(kept));
     }
   }
 
@@ -360,9 +338,20 @@ class HostSink final : public WeightSink {
       }
       const StridedCopy copy{box.extents(), strides, held.piece.view.strides, tensor.dtype,
                              layout.dtype()};
-      const Kept& kept = kept_[kept_of_.at(places_[i].buffers[held.piece.view.buffer])];
+      const std::string& name = places_[i].buffers[held.piece.view.buffer];
       copy_region(copy, tensor.data + static_cast<std::uint64_t>(first) * bytes_of(tensor.dtype),
-                  kept.memory.data() + held.piece.view.offset_bytes);
+                  store_.loading(name) + held.piece.view.offset_bytes);
+      store_.loaded(name, static_cast<std::uint64_t>(box.volume()));
+    }
+  }
+
+  /// @throws Error{timed_out} when somebody goes on reading.
+  void close_readers() {
+    if (const std::size_t inside = readers_->close(deadline_in(drain_)); inside > 0) {
+      throw Error(Errc::timed_out,
+                  std::to_string(inside) + " readers of the weights of sink '" + kind_.name +
+                      "' did not leave in " + std::to_string(drain_.count()) +
+                      " seconds; they must let go for a round, or option 'drain' be longer");
     }
   }
 
@@ -379,8 +368,8 @@ class HostSink final : public WeightSink {
   std::vector<Resolution> declared_;
   DtypePolicy dtypes_;
 
-  std::vector<Kept> kept_;
-  std::unordered_map<std::string, std::size_t> kept_of_;
+  std::chrono::seconds drain_{60};
+  Store store_;
 
   bool resolved_ = false;
   Catalogue params_;
@@ -389,9 +378,13 @@ class HostSink final : public WeightSink {
   std::vector<Side> places_;
   std::size_t falls_back_ = 0;
 
+  std::shared_ptr<Readers> readers_ = std::make_shared<Readers>();
+  mutable std::mutex version_mutex_;  ///< serve() asks from other threads.
   std::optional<std::uint64_t> version_;
+  std::uint64_t newest_ = 0;  ///< Ever committed.
   std::optional<std::uint64_t> writing_;
   bool loaded_ = false;
+  bool accepted_ = false;
 };
 
 }  // namespace

@@ -3,7 +3,7 @@
 #pragma once
 
 /// @file
-/// Live parameters in host memory: what the sinks inplace, load_weights and null share.
+/// Live parameters in host memory: what the sinks inplace, shadow, load_weights and null share.
 
 #include <memory>
 #include <string>
@@ -18,11 +18,13 @@ struct HostSinkKind {
   std::string name;
   Route route = Route::fused;
   bool may_choose_route = false;  ///< Option "direct": "fused" (default) or "strict".
-  bool keeps = true;              ///< live() shows the parameters.
+  bool keeps = true;              ///< live() and serve() show the parameters.
+  bool shadow = false;            ///< The last version serves until the next is committed.
 };
 
-/// Options of every kind: "cast" ("exact" by default, or "nearest_even") and, with models,
-/// "dtype", for all floating-point parameters that do not keep their own.
+/// Options of every kind: "cast" ("exact" by default, or "nearest_even"), "drain" (seconds that a
+/// round waits for readers of the weights) and, with models, "dtype", for all floating-point
+/// parameters that do not keep their own, and "dtypes", rules by parameter: see DtypePolicy.
 /// @throws Error{usage} for an unknown option or value.
 std::unique_ptr<WeightSink> make_host_sink(HostSinkKind kind, const SinkContext& context);
 

@@ -13,14 +13,6 @@ namespace m2n::sources {
 
 namespace {
 
-std::string_view trimmed(std::string_view text) {
-  const auto begin = text.find_first_not_of(" \t");
-  if (begin == std::string_view::npos) {
-    return {};
-  }
-  return text.substr(begin, text.find_last_not_of(" \t") - begin + 1);
-}
-
 std::string joined(const std::vector<std::string>& words) {
   std::string text;
   for (const auto& word : words) {
@@ -30,51 +22,6 @@ std::string joined(const std::vector<std::string>& words) {
 }
 
 }  // namespace
-
-bool glob_matches(std::string_view pattern, std::string_view name) noexcept {
-  std::size_t p = 0;
-  std::size_t n = 0;
-  std::size_t star = std::string_view::npos;  // the last '*', to fall back to
-  std::size_t resume = 0;                     // where that '*' stops eating
-  while (n < name.size()) {
-    if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      resume = n;
-    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == name[n])) {
-      ++p;
-      ++n;
-    } else if (star != std::string_view::npos) {
-      p = star + 1;
-      n = ++resume;
-    } else {
-      return false;
-    }
-  }
-  while (p < pattern.size() && pattern[p] == '*') {
-    ++p;
-  }
-  return p == pattern.size();
-}
-
-std::vector<std::string> split(std::string_view text, char separator) {
-  std::vector<std::string> parts;
-  if (trimmed(text).empty()) {
-    return parts;
-  }
-  std::size_t begin = 0;
-  int depth = 0;
-  for (std::size_t i = 0; i <= text.size(); ++i) {
-    if (i == text.size() || (text[i] == separator && depth == 0)) {
-      parts.emplace_back(trimmed(text.substr(begin, i - begin)));
-      begin = i + 1;
-    } else if (text[i] == '(') {
-      ++depth;
-    } else if (text[i] == ')') {
-      --depth;
-    }
-  }
-  return parts;
-}
 
 const NameRule* first_match(const std::vector<NameRule>& rules, std::string_view name) noexcept {
   for (const auto& rule : rules) {

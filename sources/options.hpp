@@ -9,18 +9,14 @@
 #include <string_view>
 #include <vector>
 
+#include "core/api/patterns.hpp"
 #include "core/api/registry.hpp"
 #include "core/tensor/shape.hpp"
 
 namespace m2n::sources {
 
-/// True when @p name matches @p pattern: '*' stands for any text, dots included, and '?' for one
-/// character.
-bool glob_matches(std::string_view pattern, std::string_view name) noexcept;
-
-/// The parts of @p text between @p separator, blanks around them dropped. Separators inside
-/// parentheses do not count. Empty text has no part.
-std::vector<std::string> split(std::string_view text, char separator);
+using m2n::glob_matches;
+using m2n::split;
 
 /// "pattern:word": what a word says about every name that the pattern matches.
 struct NameRule {

@@ -6,11 +6,15 @@
 /// Inference models as data: the parameters that a worker really keeps, and what feeds them.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/api/deployment.hpp"
 #include "core/api/registry.hpp"
 #include "core/api/values.hpp"
 #include "core/layout/mesh.hpp"
@@ -26,6 +30,13 @@ struct Section {
   Strides strides;     ///< In elements, one a dimension of the checkpoint tensor.
 };
 
+/// A parameter, read only.
+struct ParameterView {
+  DType dtype = DType::f32;
+  Shape shape;  ///< Local.
+  const std::byte* data = nullptr;
+};
+
 /// One live parameter of a worker: row-major, contiguous.
 struct WorkerParameter {
   std::string name;
@@ -37,19 +48,35 @@ struct WorkerParameter {
   /// Not kept: what lands here must equal that live parameter when the round ends (the tied head
   /// that a checkpoint repeats). Empty for a parameter like any other.
   std::string same_as = {};
+  /// An engine's stock column, row or replicated loader fills it from one tensor, cut evenly.
+  bool plain = true;
+  /// Why only a loader can fill it; empty when its sections may be written in place.
+  std::string loader_only = {};
+  /// The form that a kernel wants it in, when that is another than `sections` say: it lives in that
+  /// form, and is loaded elsewhere.
+  std::string kernel_form = {};
+  /// Writes that form, of the same size. Without it a parameter with a kernel_form is refused.
+  std::function<void(const ParameterView& loaded, std::byte* live)> to_kernel_form = {};
+};
+
+/// What a worker computes from its parameters, and must compute again when they change.
+struct DerivedTensor {
+  std::string name;
+  std::optional<DType> dtype;  ///< Nothing: that of the first input, as it lives.
+  Shape shape;
+  std::vector<std::string> inputs;  ///< Parameters of the worker.
+  /// Writes the tensor, compact and row-major. Without it the inputs cannot be updated.
+  std::function<void(std::span<const ParameterView> inputs, std::byte* out)> refresh;
 };
 
 /// Everything that one worker keeps. Aliases (tied heads) are not listed.
 struct WorkerModel {
   std::vector<WorkerParameter> parameters;
   std::vector<std::string> ignored = {};  ///< Checkpoint tensors known, and not needed.
-};
-
-/// How a deployment of workers shares a model. Worker w of tensor * ... has tensor-parallel rank
-/// w mod tensor, and data-parallel replica w div tensor.
-struct Deployment {
-  Rank workers = 1;
-  Index tensor_parallel = 1;
+  std::vector<DerivedTensor> derived = {};
+  /// Why no parameter of this model is filled by a stock loader alone; empty when some are.
+  std::string not_plain = {};
+  std::uint64_t arrangement = 0;  ///< Version of the expert map that this follows.
 };
 
 /// A family of models, for one size of it.

@@ -3,7 +3,19 @@
 
 #include "core/api/sink.hpp"
 
+#include "core/error.hpp"
+
 namespace m2n {
+
+void WeightSink::derive(DerivedTensor tensor) {
+  throw Error(Errc::unavailable, "sink '" + std::string(name()) + "' derives nothing, so not '" +
+                                     tensor.name + "'; the choices are inplace, shadow");
+}
+
+ServedWeights WeightSink::serve() {
+  throw Error(Errc::unavailable, "sink '" + std::string(name()) +
+                                     "' serves no weights; the choices are inplace, shadow");
+}
 
 std::string_view to_string(Mode mode) {
   switch (mode) {

@@ -62,13 +62,21 @@ struct LiveParameter {
   LocalBuffer buffer;
 };
 
+/// Weights to run the model with. While a copy of it exists, its bytes stay what they are.
+struct ServedWeights {
+  std::uint64_t version = 0;
+  std::vector<LiveParameter> parameters;  ///< With what is derived from them.
+  std::shared_ptr<const void> lease;
+};
+
 /// The weights of one worker rank. A round: begin(), then regions land in lend()ed buffers, then
 /// load_weights() once if anything fell back, then accept(), and when every worker has accepted
 /// commit(); or roll_back().
 ///
 /// - Collective: no; but resolve() gives the same answer on every worker.
-/// - Threads: one thread at a time.
-/// - Memory: the sink owns the buffers that it lends; their addresses never change.
+/// - Threads: one thread at a time; serve() from any thread, also during a round.
+/// - Memory: the sink owns the buffers that it lends; their addresses never change, nor do those of
+///   live().
 /// - Streams: none here; device sinks state theirs.
 /// - Errors: Error{bad_argument} naming parameter and box.
 class WeightSink {
@@ -81,10 +89,13 @@ class WeightSink {
   /// Registry name, e.g. "inplace".
   virtual std::string_view name() const noexcept = 0;
 
-  /// One resolution a parameter, in order. Called once, before anything else.
+  /// Keeps @p tensor up to date with its inputs, from the next commit on. Before resolve().
+  virtual void derive(DerivedTensor tensor);
+  /// One resolution a parameter, in order. Called once, before a round.
   virtual std::vector<Resolution> resolve(std::span<const ParamSpec> params) = 0;
 
   /// Zeroes what nobody feeds, and marks the weights as being written.
+  /// @param version  Larger than that of every commit before.
   virtual void begin(std::uint64_t version) = 0;
   /// One loan a parameter that resolve() called direct, in order; the others have no slots.
   virtual std::vector<ParamLoan> lend() = 0;
@@ -99,6 +110,9 @@ class WeightSink {
 
   /// Version of the last commit; nothing when there was none, or the weights are invalid.
   virtual std::optional<std::uint64_t> version() const noexcept = 0;
+  /// The weights of version(). @throws Error{unavailable} when there is none, or the sink does not
+  /// serve.
+  virtual ServedWeights serve();
   /// What the worker keeps, for checks and dumps. Empty for a sink that keeps nothing.
   virtual std::vector<LiveParameter> live() = 0;
 };

@@ -134,20 +134,20 @@ void Job::build_from_model() {
   const auto family = registries_.models.create(experiment_.model_family, {model_options});
   values_ = make_values(family->catalogue());
 
-  const Index tensor_parallel =
-      experiment_.tensor_parallel == 0 ? experiment_.sink_workers : experiment_.tensor_parallel;
-  if (experiment_.sink_workers % tensor_parallel != 0) {
-    throw Error(Errc::usage, "sink.workers is " + std::to_string(experiment_.sink_workers) +
-                                 "; it must be a multiple of sink.tensor_parallel, which is " +
-                                 std::to_string(tensor_parallel));
+  if (experiment_.tensor_parallel != 0) {
+    experiment_.sink["tensor_parallel"] = std::to_string(experiment_.tensor_parallel);
   }
-  auto models = std::make_shared<std::vector<WorkerModel>>();
-  for (Rank worker = 0; worker < experiment_.sink_workers; ++worker) {
-    models->push_back(
-        family->worker({experiment_.sink_workers, tensor_parallel}, worker, values_->catalogue()));
+  const Deployment deployment = take_deployment(experiment_.sink, experiment_.sink_workers);
+  const auto models = std::make_shared<std::vector<WorkerModel>>();
+  for (Rank worker = 0; worker < deployment.workers; ++worker) {
+    if (const Rank twin = worker % replica_workers(deployment); twin != worker) {
+      models->push_back((*models)[static_cast<std::size_t>(twin)]);
+      continue;
+    }
+    models->push_back(family->worker(deployment, worker, values_->catalogue()));
     check_worker_model(models->back(), values_->catalogue());
   }
-  models_ = std::move(models);
+  models_ = models;
   source_ranks_ = experiment_.source_ranks;
   first_worker_ = experiment_.source_ranks;
   resolve_models();

@@ -7,47 +7,82 @@
 /// it. A family's file reads its sizes and fills a table; everything else is done here.
 
 #include <cstdint>
-#include <initializer_list>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "core/api/model.hpp"
+#include "sinks/models/seat.hpp"
 
 namespace m2n::models {
 
 /// What a cut must not split: so many units, heads or rows, each as long as the others.
 struct Units {
-  std::string name;  ///< As in the config, for messages.
+  std::string name = "";  ///< As in the config, for messages.
   Index count = 1;
   /// With fewer units than workers, neighbouring workers keep the same one (key and value heads).
   bool repeat = false;
+  /// Units that the workers do not divide go ceil(count / workers) to each, the last ones fewer.
+  bool uneven = false;
 };
 
-/// A checkpoint tensor, whole.
+/// A checkpoint tensor, or a part of one. Its matrix is the tensor without a dimension of experts,
+/// turned round when it is stored transposed.
 struct Part {
   std::string tensor;
-  Shape shape;
-  Units units = {};  ///< Of the dimension that is cut.
+  Shape shape;                      ///< Of the tensor; with a block, of the matrix that it scales.
+  Units units = {};                 ///< Of the dimension that is cut.
+  std::optional<DType> dtype = {};  ///< Of the checkpoint, when it is not the table's.
+  Index block = 1;                  ///< One element scales so many rows and columns.
+  bool transposed = false;          ///< Stored [in, out].
+  std::optional<Interval> rows = {};  ///< Of the matrix, when other rows are other parts.
 };
 
-/// How tensor-parallel workers share a parameter.
+/// How a group of workers shares a parameter.
 enum class Cut : std::uint8_t {
-  whole,   ///< Each keeps all of it.
+  whole,   ///< Each keeps all of it; the parts follow one another in dimension 0.
   column,  ///< Dimension 0 of each part is cut; the parts follow one another there.
   row,     ///< Dimension 1 is cut.
   vocab,   ///< Dimension 0 is padded to a multiple of Table::vocab_padding, then cut evenly.
+  first,   ///< The first keeps all of it, the others zeros: added once, after a row cut.
 };
 
-/// A parameter of a worker. In names "{l}" is the layer, and "{root}" what Table says.
+/// Which workers cut it among them.
+enum class Group : std::uint8_t { dense, attention, experts };
+
+/// What a parameter of dimension [experts, ...] is made of.
+enum class Experts : std::uint8_t {
+  none,
+  named,    ///< A tensor an expert, "{e}" in its name.
+  stacked,  ///< Tensors with a dimension of experts.
+};
+
+/// Pipeline stages that keep it.
+enum class Place : std::uint8_t {
+  layer,  ///< Its layer's; outside of layers, rows before them the first, behind them the last.
+  first,
+  ends,  ///< First and last.
+};
+
+/// A parameter of a worker. In names "{l}" is the layer, "{e}" the expert, and "{root}" what Table
+/// says.
 struct Row {
   std::string name;
   Cut cut = Cut::whole;
-  std::vector<Part> parts;  ///< One, but for column.
-  Index align = 1;          ///< Each worker's share of a part is padded up to a multiple.
+  std::vector<Part> parts = {};
+  Index align = 1;  ///< Each worker's share of a part is padded up to a multiple.
+  Group group = Group::dense;
+  Experts experts = Experts::none;
+  Interval layers = {};  ///< That have it; empty: all of the table's.
+  Place place = Place::layer;
   bool keep_dtype = false;
+  bool fold = false;         ///< The worker's last two dimensions are one.
+  bool plain = true;         ///< Loaded by an engine's stock column, row or replicated loader.
+  bool kept = true;          ///< False: a checkpoint may have it, and no worker needs it.
   std::string same_as = {};  ///< With this the tensor may be missing, and only has to be equal.
+  std::string sglang = {};   ///< SGLang's name for it, when it is another.
 };
 
 /// A family for one size.
@@ -55,37 +90,18 @@ struct Table {
   std::string family;
   DType dtype = DType::bf16;  ///< Of catalogue().
   Index layers = 0;
+  Index experts = 0;
+  Index expert_groups = 1;
   Index vocab_padding = 64;
-  std::string checkpoint_root;
-  std::string worker_root;
-  std::vector<Row> rows;             ///< In file order; neighbours with "{l}" repeat as a block.
-  std::vector<std::string> ignored;  ///< Buffers that a checkpoint may hold and nobody needs.
-};
-
-/// Sizes and switches by their names in a config.json, from its text ("config") or from options of
-/// those names; an option wins. Keys of the config that nobody asks for do not matter.
-class Sizes {
- public:
-  /// @param keys  Every option that the family knows, besides "config".
-  /// @throws Error{usage} for an option that is not among them, Error{bad_argument} for a config
-  ///         that is no JSON object.
-  Sizes(std::string family, const Options& options, std::initializer_list<const char*> keys);
-
-  /// A number of at least 1. @throws Error{bad_argument} when it is missing or not one.
-  Index size(std::string_view key) const;
-  Index size_or(std::string_view key, Index otherwise) const;
-  bool flag(std::string_view key, bool otherwise) const;
-  std::string text(std::string_view key, std::string_view otherwise) const;
-  /// "dtype" or "torch_dtype", spelled as in m2n or as in a config ("bfloat16").
-  DType dtype(DType otherwise) const;
-  /// size(whole) / size(parts). @throws Error{bad_argument} when it leaves a rest.
-  Index quotient(std::string_view whole, std::string_view parts) const;
-
- private:
-  const std::string* find(std::string_view key) const;
-
-  std::string family_;
-  Options values_;
+  std::string checkpoint_root = {};
+  std::string worker_root = {};
+  std::string names = {};  ///< Rules from offered names to the checkpoint's: see NameRules.
+  std::string not_plain =
+      {};  ///< Why an engine loads nothing of this model by stock loaders alone.
+  std::vector<Row> rows = {};  ///< In file order; neighbours with "{l}" and equal layers repeat.
+  std::vector<std::string> ignored = {};  ///< Buffers that a checkpoint may hold and nobody needs.
+  /// Adds what a worker computes from its parameters; may be empty.
+  std::function<void(WorkerModel&, const Deployment&, const Seat&)> derive = {};
 };
 
 std::unique_ptr<ModelFamily> make_family(Table table);

@@ -13,8 +13,15 @@ namespace m2n {
 void add_sink_inplace(Registries& registries);
 void add_sink_load_weights(Registries& registries);
 void add_sink_null(Registries& registries);
+void add_sink_shadow(Registries& registries);
 void add_model_bert(Registries& registries);
+void add_model_deepseek(Registries& registries);
+void add_model_gemma3(Registries& registries);
+void add_model_gpt2(Registries& registries);
+void add_model_gpt_oss(Registries& registries);
 void add_model_llama(Registries& registries);
+void add_model_mixtral(Registries& registries);
+void add_model_qwen3_moe(Registries& registries);
 }  // namespace m2n
 
 namespace m2n::testing {
@@ -54,8 +61,12 @@ Registries house_registries() {
   add_sink_inplace(registries);
   add_sink_load_weights(registries);
   add_sink_null(registries);
-  add_model_bert(registries);
-  add_model_llama(registries);
+  add_sink_shadow(registries);
+  for (const auto add :
+       {add_model_bert, add_model_deepseek, add_model_gemma3, add_model_gpt2, add_model_gpt_oss,
+        add_model_llama, add_model_mixtral, add_model_qwen3_moe}) {
+    add(registries);
+  }
   return registries;
 }
 

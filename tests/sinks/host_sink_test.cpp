@@ -394,7 +394,7 @@ const std::vector<StrictCase> kStrictCases = {
     {"llama, head size", "model.layers.0.mlp.down_proj.weight", Mode::direct, "straight"},
     {"llama, head size", "model.norm.weight", Mode::direct, "straight"},
     {"llama, head size", "model.embed_tokens.weight", Mode::fallback, "padded"},
-    {"qwen2", "model.embed_tokens.weight", Mode::direct, "straight"},
+    {"qwen2", "model.embed_tokens.weight", Mode::fallback, "loader of its own"},
     {"bert", "encoder.layer.0.attention.self.key.bias", Mode::fallback, "qkv_proj"},
     {"bert", "encoder.layer.0.intermediate.dense.bias", Mode::direct, "straight"},
     {"bert, padded", "encoder.layer.0.intermediate.dense.bias", Mode::fallback, "padded"},
@@ -683,7 +683,7 @@ const std::vector<OptionCase> kOptionCases = {
     {"inplace", {{"direct", "loose"}}, {"'loose'", "fused, strict"}},
     {"inplace", {{"cast", "up"}}, {"'up'", "nearest_even"}},
     {"inplace", {{"dtype", "i32"}}, {"'i32'", "bf16"}},
-    {"load_weights", {{"direct", "fused"}}, {"'load_weights'", "'direct'", "cast, dtype"}},
+    {"load_weights", {{"direct", "fused"}}, {"'load_weights'", "'direct'", "cast, drain, dtype, dtypes"}},
     {"null", {{"keep", "1"}}, {"'null'", "'keep'"}},
 };
 
