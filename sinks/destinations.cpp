@@ -262,10 +262,16 @@ Destinations destinations_of_models(const std::vector<WorkerModel>& models, Rank
     Gathered& tensor = gathered[i];
     Resolution resolution;
     if (!placed[i]) {
-      resolution.side = {table.intern(Layout::explicit_pieces(param.shape, param.dtype, ranks, {})),
-                         {"unused:" + param.name}};
-      resolution.reason = "no worker needs it";
-      result.places.push_back(resolution.side);
+      const Side nowhere = {
+          table.intern(Layout::explicit_pieces(param.shape, param.dtype, ranks, {})),
+          {"unused:" + param.name}};
+      // The reference knows no such parameter, and sends the tensor whole for its loader to drop.
+      const bool sent = route == Route::strict && moves(param);
+      resolution.mode = sent ? Mode::fallback : Mode::direct;
+      resolution.side = sent ? full_side(param, ranks, ranks, table) : nowhere;
+      resolution.reason =
+          sent ? "no worker needs it, and the loader drops it" : "no worker needs it";
+      result.places.push_back(nowhere);
       result.resolutions.push_back(std::move(resolution));
       continue;
     }

@@ -4,6 +4,7 @@
 #include "core/api/model.hpp"
 
 #include <algorithm>
+#include <boost/json.hpp>
 #include <numeric>
 #include <unordered_map>
 #include <utility>
@@ -275,6 +276,17 @@ class Cover {
 };
 
 }  // namespace
+
+std::string model_type_of(std::string_view config, const std::string& where) {
+  boost::system::error_code failure;
+  const auto parsed = boost::json::parse(config, failure);
+  const auto* type =
+      !failure && parsed.is_object() ? parsed.as_object().if_contains("model_type") : nullptr;
+  if (type == nullptr || !type->is_string()) {
+    fail(where + ": no JSON object with a 'model_type'; a config.json has one");
+  }
+  return std::string(type->as_string());
+}
 
 void check_worker_model(const WorkerModel& model, const Catalogue& checkpoint) {
   std::unordered_map<std::string_view, const TensorInfo*> tensors;

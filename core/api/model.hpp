@@ -105,6 +105,10 @@ struct ModelContext {
 };
 using ModelRegistry = Registry<ModelFamily, ModelContext>;
 
+/// The "model_type" of a config.json, which is the name of its family. @param where  Of the text,
+/// for messages. @throws Error{bad_argument} when there is none.
+std::string model_type_of(std::string_view config, const std::string& where);
+
 /// @throws Error{bad_argument} naming parameter and box unless sections and padding cover every
 ///         element of every parameter of @p model exactly once, and sections fit their tensors.
 void check_worker_model(const WorkerModel& model, const Catalogue& checkpoint);

@@ -52,6 +52,11 @@ bool is_json(std::string_view text) {
   return first != text.npos && text[first] == '{';
 }
 
+/// A model may be named, or be found in a folder.
+bool is_path(const std::string& word) {
+  return word.find('/') != word.npos || word.ends_with(".json") || word == "." || word == "..";
+}
+
 bool is_section_key(std::string_view word) {
   return word.find('.') != word.npos && word.find('.') != 0;
 }
@@ -59,7 +64,8 @@ bool is_section_key(std::string_view word) {
 /// "--rounds 3" to "--run.rounds=3", so that a flag and a key are one thing. Flags without a value
 /// stay as they are.
 std::vector<std::string> normalized(const std::vector<std::string>& arguments) {
-  static const std::set<std::string_view> kSwitches = {"--json", "--help", "--relabel"};
+  static const std::set<std::string_view> kSwitches = {"--json", "--help", "--relabel",
+                                                       "--explain"};
   std::vector<std::string> out;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const std::string& word = arguments[i];
@@ -141,17 +147,23 @@ po::options_description experiment_flags(Experiment& e) {
   po::options_description flags("Keys of an experiment, by section; each is also a flag");
   flags.add_options()  //
       ("model.problem", path(), "a problem file instead of a model (also --problem)")(
-          "model.family", text(e.model_family), "model family, see 'm2n list' (also --model)")(
-          "model.config", path(), "config.json with the sizes; other model.* keys are sizes")(
+          "model.family", text(e.model_family),
+          "model family, see 'm2n list', or a folder with a config.json, or such a file (also "
+          "--model)")("model.config", path(),
+                      "config.json with the sizes; other model.* keys are sizes")(
           "source.kind", text(e.source_kind), "how trainers hold weights (also --source)")(
           "source.ranks", number(e.source_ranks), "number of trainer ranks")(
-          "source.values", text(e.values), "where values come from: safetensors, synthetic, hdf5")(
+          "source.values", text(e.values),
+          "where values come from: safetensors, synthetic, hdf5; default: the model folder's "
+          "weights, or else synthetic")(
           "source.path", path(),
           "file or folder of the values (their options are values.*); other source.* keys go to "
           "the source")("sink.kind", text(e.sink_kind), "where workers want weights (also --sink)")(
           "sink.workers", number(e.sink_workers), "number of inference ranks")(
           "sink.tensor_parallel", number(e.tensor_parallel),
-          "tensor-parallel size; 0: all workers; other sink.* keys go to the sink")(
+          "tensor-parallel size; 0: all workers. With a model also sink.pipeline_parallel, "
+          "data_parallel, expert_parallel, engine, pipeline_layers, expert_placement, "
+          "redundant_experts, expert_map; other sink.* keys go to the sink")(
           "planner.name", text(e.planner), "who plans (also --planner); others go to the planner")(
           "transport.name", text(e.transport), "who moves (also --transport); others go to it")(
           "topology.file", path(), "a topology file (also --topology)")(
@@ -179,6 +191,8 @@ po::options_description experiment_flags(Experiment& e) {
           "shared library with more plug-ins; may come several times")(
           "relabel", po::bool_switch(),
           "hand the workers' parts out anew, so that fewer bytes travel")(
+          "explain", po::bool_switch(),
+          "plan: what every tensor does at the workers, and why, instead of a plan")(
           "json", po::bool_switch(), "one JSON object on standard output");
   return flags;
 }
@@ -279,6 +293,14 @@ Experiment parse_experiment(const std::vector<std::string>& arguments) {
   read_path("topology.file", experiment.topology);
   read_path("dump.file", experiment.dump);
   experiment.model_family = variables["model.family"].as<std::string>();
+  if (std::filesystem::path model; is_path(experiment.model_family)) {
+    read_path("model.family", model);
+    experiment.model_family.clear();
+    experiment.model_folder = model.extension() == ".json" ? model.parent_path() : model;
+    if (experiment.model_config.empty()) {
+      experiment.model_config = model.extension() == ".json" ? model : model / "config.json";
+    }
+  }
   experiment.source_kind = variables["source.kind"].as<std::string>();
   experiment.source_ranks = static_cast<Rank>(at_least(variables, "source.ranks", 1, kMaxRanks));
   experiment.values = variables["source.values"].as<std::string>();
@@ -306,6 +328,7 @@ Experiment parse_experiment(const std::vector<std::string>& arguments) {
     }
   }
   experiment.relabel = variables["relabel"].as<bool>();
+  experiment.explain = variables["explain"].as<bool>();
   experiment.json = variables["json"].as<bool>();
   return experiment;
 }

@@ -27,12 +27,13 @@ struct Experiment {
   std::filesystem::path problem;  ///< Of a problem file; then model, source and sink need no word.
 
   std::string model_family;
-  std::filesystem::path model_config;
+  std::filesystem::path model_config;  ///< Without a family, its model_type names one.
+  std::filesystem::path model_folder;  ///< Of a config.json and perhaps weights; may be empty.
   Options model;
 
   std::string source_kind = "fsdp";
   Rank source_ranks = 1;
-  std::string values = "synthetic";
+  std::string values;  ///< Empty: the model folder's, or else synthetic.
   std::filesystem::path values_path;
   Options values_options;
   Options source;
@@ -53,6 +54,7 @@ struct Experiment {
   double deadline_seconds = 60;
   std::uint64_t pool_bytes = std::uint64_t{1} << 30;  ///< Of full tensors at a time, each worker.
   bool verify = true;
+  bool explain = false;  ///< Of a plan: what every tensor does at the workers, and why.
 
   SimulateOptions simulation;
 

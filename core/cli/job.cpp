@@ -10,6 +10,14 @@
 #include "core/io/json_reader.hpp"
 
 namespace m2n::cli {
+namespace {
+
+bool holds_weights(const std::filesystem::path& folder) {
+  return !folder.empty() && (std::filesystem::exists(folder / "model.safetensors") ||
+                             std::filesystem::exists(folder / "model.safetensors.index.json"));
+}
+
+}  // namespace
 
 Job::Job(const Experiment& experiment)
     : experiment_(experiment), registries_(builtin_registries()) {
@@ -118,18 +126,28 @@ void Job::build_from_problem() {
 }
 
 void Job::build_from_model() {
-  if (experiment_.model_family.empty()) {
+  if (experiment_.model_family.empty() && experiment_.model_config.empty()) {
     std::string families;
     for (const auto& entry : registries_.models.entries()) {
       families += (families.empty() ? "" : ", ") + entry.first;
     }
     throw Error(
         Errc::usage,
-        "no model: name an experiment file, --problem FILE, or --model with one of " + families);
+        "no model: name an experiment file, --problem FILE, or --model with a folder that has a "
+        "config.json or one of " +
+            families);
   }
   Options model_options = experiment_.model;
   if (!experiment_.model_config.empty()) {
     model_options["config"] = read_text_file(experiment_.model_config);
+    if (experiment_.model_family.empty()) {
+      experiment_.model_family =
+          model_type_of(model_options["config"], experiment_.model_config.string());
+    }
+  }
+  if (experiment_.values.empty() && holds_weights(experiment_.model_folder)) {
+    experiment_.values = "safetensors";
+    experiment_.values_path = experiment_.model_folder;
   }
   const auto family = registries_.models.create(experiment_.model_family, {model_options});
   values_ = make_values(family->catalogue());
@@ -167,7 +185,10 @@ std::unique_ptr<Planner> Job::make_planner() const {
   return registries_.planners.create(experiment_.planner, {experiment_.planner_options});
 }
 
-std::unique_ptr<TensorValues> Job::make_values(Catalogue made_up) const {
+std::unique_ptr<TensorValues> Job::make_values(Catalogue made_up) {
+  if (experiment_.values.empty()) {
+    experiment_.values = "synthetic";
+  }
   Options options = experiment_.values_options;
   if (!experiment_.values_path.empty()) {
     options["path"] = experiment_.values_path.string();

@@ -52,7 +52,7 @@ class Job {
   void build_from_model();
   void resolve_models();
   void apply_relabelling();
-  std::unique_ptr<TensorValues> make_values(Catalogue made_up) const;
+  std::unique_ptr<TensorValues> make_values(Catalogue made_up);
   std::unique_ptr<WeightSource> make_source(Rank rank) const;
   std::unique_ptr<WeightSink> make_sink(Rank rank) const;
 

@@ -9,6 +9,7 @@
 
 #include "core/cli/commands.hpp"
 #include "core/cli/dump.hpp"
+#include "core/cli/explain.hpp"
 #include "core/cli/job.hpp"
 #include "core/cli/output.hpp"
 #include "core/cli/planned_job.hpp"
@@ -71,6 +72,11 @@ int plan_command(const Arguments& arguments) {
   Progress progress(!experiment.json);
   progress.phase("reading");
   const Job job(experiment);
+  if (experiment.explain) {
+    progress.phase("");
+    std::cout << (experiment.json ? json::serialize(explain_json(job)) + '\n' : explain_text(job));
+    return 0;
+  }
   progress.phase("planning");
   const PlannedJob planned(job);
   const Certificate& certificate = planned.certificate;

@@ -16,6 +16,7 @@
 
 #include "core/cli/commands.hpp"
 #include "core/cli/dump.hpp"
+#include "core/cli/explain.hpp"
 #include "core/cli/job.hpp"
 #include "core/cli/output.hpp"
 #include "core/engine/digests.hpp"
@@ -85,7 +86,8 @@ void print_json(const Job& job, const Result& result) {
                    {"plan_seconds", result.plan_seconds},
                    {"connect_seconds", result.job.connect_seconds},
                    {"prepare_seconds", result.job.prepare_seconds},
-                   {"digest", result.digest}};
+                   {"digest", result.digest},
+                   {"coverage", coverage_of(job).json()}};
   if (!job.experiment().replay.empty()) {
     out["replay"] = job.experiment().replay.string();
     out["digests_compared"] = result.digests_compared;
@@ -109,6 +111,7 @@ void print_table(const Job& job, const Result& result, const std::string& title)
   Table table({title, file.string()}, true);
   table.add({"parameters", std::to_string(result.plan.parameters) + ", of which " +
                                std::to_string(fell_back) + " go through load_weights"});
+  table.add({"coverage", coverage_of(job).text()});
   table.add({"from", std::to_string(job.problem().source_ranks().size()) + " trainer ranks (" +
                          (experiment.problem.empty() ? experiment.source_kind : "declared") + ")"});
   table.add({"to", std::to_string(job.problem().destination_ranks().size()) + " workers (" +
@@ -253,6 +256,7 @@ int run_experiment(const Experiment& experiment, const std::string& title) {
   options.deadline =
       std::chrono::milliseconds(static_cast<std::int64_t>(experiment.deadline_seconds * 1000));
   options.limits.pool_bytes = experiment.pool_bytes;
+  progress.phase(coverage_of(job).text());  // before a byte moves
   options.on_phase = [&](std::string_view phase) { progress.phase(phase); };
   options.inspect_full = [&](Rank rank, std::size_t index, const FullTensor& tensor) {
     inspection.full_tensor(rank, index, tensor);

@@ -5,11 +5,16 @@
 /// @file
 /// The tensors of published checkpoints, and the sharded problems that large runs make of them.
 
-#include "core/api/values.hpp"
+#include <memory>
+#include <string>
+
+#include "core/api/model.hpp"
 #include "core/plan/problem.hpp"
 
 namespace m2n::testing {
 
+/// The family of a file of experiments/models; @p options win over it.
+std::unique_ptr<ModelFamily> published_model(const std::string& model, Options options = {});
 Catalogue deepseek_v3();
 Catalogue kimi_k2();
 Catalogue qwen3_235b();
