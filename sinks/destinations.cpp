@@ -266,11 +266,11 @@ Destinations destinations_of_models(const std::vector<WorkerModel>& models, Rank
           table.intern(Layout::explicit_pieces(param.shape, param.dtype, ranks, {})),
           {"unused:" + param.name}};
       // The reference knows no such parameter, and sends the tensor whole for its loader to drop.
-      const bool sent = route == Route::strict && moves(param);
-      resolution.mode = sent ? Mode::fallback : Mode::direct;
-      resolution.side = sent ? full_side(param, ranks, ranks, table) : nowhere;
+      const bool dropped = route == Route::strict && moves(param);
+      resolution.mode = dropped ? Mode::fallback : Mode::direct;
+      resolution.side = dropped ? full_side(param, ranks, ranks, table) : nowhere;
       resolution.reason =
-          sent ? "no worker needs it, and the loader drops it" : "no worker needs it";
+          dropped ? "no worker needs it, and the loader drops it" : "no worker needs it";
       result.places.push_back(nowhere);
       result.resolutions.push_back(std::move(resolution));
       continue;

@@ -683,7 +683,9 @@ const std::vector<OptionCase> kOptionCases = {
     {"inplace", {{"direct", "loose"}}, {"'loose'", "fused, strict"}},
     {"inplace", {{"cast", "up"}}, {"'up'", "nearest_even"}},
     {"inplace", {{"dtype", "i32"}}, {"'i32'", "bf16"}},
-    {"load_weights", {{"direct", "fused"}}, {"'load_weights'", "'direct'", "cast, drain, dtype, dtypes"}},
+    {"load_weights",
+     {{"direct", "fused"}},
+     {"'load_weights'", "'direct'", "cast, drain, dtype, dtypes"}},
     {"null", {{"keep", "1"}}, {"'null'", "'keep'"}},
 };
 

@@ -1,0 +1,441 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+
+/// @file
+/// Whole jobs of scaled-down models: FSDP2, EP and Megatron trainers to workers under tensor,
+/// expert, data and pipeline parallelism, every byte compared with a slow loader.
+
+#include <algorithm>
+#include <boost/test/data/monomorphic.hpp>
+#include <boost/test/data/test_case.hpp>
+#include <boost/test/unit_test.hpp>
+#include <map>
+#include <mutex>
+#include <ostream>
+#include <stdexcept>
+
+#include "core/api/builtin.hpp"
+#include "core/engine/binding.hpp"
+#include "core/engine/local_job.hpp"
+#include "tests/sinks/slow_loader.hpp"
+
+namespace m2n {
+namespace {
+
+namespace bdata = boost::unit_test::data;
+using testing::SlowModel;
+using testing::SlowSeat;
+
+/// A small model that keeps what is awkward: fewer key heads than workers, a head size of its own,
+/// a vocabulary and experts that do not divide.
+struct Small {
+  std::string family;
+  Options options;
+  SlowModel slow;
+  bool megatron = true;  ///< The source knows its names.
+};
+std::ostream& operator<<(std::ostream& os, const Small& s) { return os << s.family; }
+
+Options decoder(Options more) {
+  Options options = {
+      {"hidden_size", "20"},        {"num_hidden_layers", "3"}, {"num_attention_heads", "8"},
+      {"num_key_value_heads", "2"}, {"head_dim", "4"},          {"intermediate_size", "40"},
+      {"vocab_size", "203"}};
+  for (auto& [key, value] : more) {
+    options[key] = value;
+  }
+  return options;
+}
+
+Options without(Options options, const char* key) {
+  options.erase(key);
+  return options;
+}
+
+Options mla(Options more) {
+  Options options = {{"hidden_size", "20"},
+                     {"num_hidden_layers", "3"},
+                     {"num_attention_heads", "8"},
+                     {"q_lora_rank", "8"},
+                     {"kv_lora_rank", "6"},
+                     {"qk_nope_head_dim", "4"},
+                     {"qk_rope_head_dim", "4"},
+                     {"v_head_dim", "4"},
+                     {"intermediate_size", "64"},
+                     {"moe_intermediate_size", "32"},
+                     {"n_routed_experts", "6"},
+                     {"n_shared_experts", "1"},
+                     {"n_group", "2"},
+                     {"first_k_dense_replace", "1"},
+                     {"vocab_size", "203"}};
+  for (auto& [key, value] : more) {
+    options[key] = value;
+  }
+  return options;
+}
+
+const Options kBlocks = {{"quantization_config", "{}"},
+                         {"quantization_config.quant_method", "fp8"},
+                         {"quantization_config.weight_block_size", "[4,4]"}};
+
+Options joined(Options a, const Options& b) {
+  a.insert(b.begin(), b.end());
+  return a;
+}
+
+const SlowModel kDecoder = {.heads = 8, .kv_heads = 2, .head = 4, .layers = 3};
+const SlowModel kTied = {.heads = 8, .kv_heads = 2, .head = 4, .layers = 3, .tied = true};
+const SlowModel kExperts = {.heads = 8, .kv_heads = 2, .head = 4, .experts = 6, .layers = 3};
+const SlowModel kMla = {.heads = 8, .kv_heads = 8, .head = 8, .experts = 6, .layers = 3};
+
+const std::vector<Small> kSmall = {
+    {"llama", decoder({{"attention_bias", "true"}, {"mlp_bias", "true"}}), kDecoder},
+    {"qwen2", decoder({}), kDecoder},
+    {"qwen3", decoder({{"tie_word_embeddings", "true"}}), kTied},
+    {"qwen3_moe",
+     without(decoder({{"moe_intermediate_size", "16"}, {"num_experts", "6"}}), "intermediate_size"),
+     kExperts},
+    {"mixtral", decoder({{"num_local_experts", "6"}}), kExperts},
+    {"deepseek_v3", mla({{"num_nextn_predict_layers", "0"}}), kMla},
+    {"deepseek_v3", joined(mla({{"num_nextn_predict_layers", "1"}}), kBlocks),
+     [] {
+       SlowModel model = kMla;
+       model.block = 4;
+       return model;
+     }(),
+     false},
+    {"kimi_k2", joined(mla({}), kBlocks),
+     [] {
+       SlowModel model = kMla;
+       model.block = 4;
+       return model;
+     }(),
+     false},
+    {"gpt_oss",
+     decoder({{"hidden_size", "32"},
+              {"intermediate_size", "160"},
+              {"num_local_experts", "6"},
+              {"quantization_config", "{}"}}),
+     [] {
+       SlowModel model = kExperts;
+       model.alternating = true;
+       return model;
+     }(),
+     false},
+    {"gemma3_text", decoder({}), kTied},
+    {"gemma3",
+     decoder({{"vision_config.hidden_size", "16"},
+              {"vision_config.num_hidden_layers", "2"},
+              {"vision_config.num_attention_heads", "8"},
+              {"vision_config.intermediate_size", "24"},
+              {"vision_config.image_size", "28"},
+              {"vision_config.patch_size", "14"}}),
+     kTied, false},
+    {"gpt2",
+     {{"n_embd", "24"},
+      {"n_layer", "3"},
+      {"n_head", "8"},
+      {"n_inner", "40"},
+      {"n_positions", "5"},
+      {"vocab_size", "203"}},
+     {.heads = 8, .kv_heads = 8, .head = 3, .layers = 3, .gpt2 = true, .tied = true}},
+    {"bert",
+     {{"hidden_size", "24"},
+      {"num_hidden_layers", "3"},
+      {"num_attention_heads", "8"},
+      {"intermediate_size", "40"},
+      {"vocab_size", "37"},
+      {"max_position_embeddings", "11"},
+      {"type_vocab_size", "2"}},
+     {.heads = 8, .kv_heads = 8, .head = 3, .layers = 3},
+     false},
+};
+
+/// How workers share it, with what an engine would say of worker w.
+struct Sharing {
+  const char* why;
+  Deployment deployment;
+  bool experts = false;  ///< Only of interest for them.
+  SlowSeat (*seat)(Rank w);
+};
+std::ostream& operator<<(std::ostream& os, const Sharing& s) { return os << s.why; }
+
+SlowSeat tensor_seat(Index tp, Rank w) {
+  SlowSeat seat;
+  seat.tp = seat.attention = seat.moe_tp = tp;
+  seat.tp_rank = seat.attention_rank = seat.moe_tp_rank = w % tp;
+  seat.slots = {0, 1, 2, 3, 4, 5};
+  seat.end_layer = 3;
+  return seat;
+}
+
+SlowSeat with_experts(SlowSeat seat, std::vector<Index> slots, Index moe_tp = 1,
+                      Index moe_tp_rank = 0) {
+  seat.slots = std::move(slots);
+  seat.moe_tp = moe_tp;
+  seat.moe_tp_rank = moe_tp_rank;
+  return seat;
+}
+
+const std::vector<Sharing> kSharings = {
+    {"TP 1", {1, 1}, false, [](Rank w) { return tensor_seat(1, w); }},
+    {"TP 2, two replicas", {4, 2}, false, [](Rank w) { return tensor_seat(2, w); }},
+    {"TP 4", {4, 4}, false, [](Rank w) { return tensor_seat(4, w); }},
+    {"TP 8", {8, 8}, false, [](Rank w) { return tensor_seat(8, w); }},
+    // Three layers on two stages: the remainder goes to the first.
+    {"PP 2, TP 2",
+     {.workers = 4, .tensor_parallel = 2, .pipeline_parallel = 2},
+     false,
+     [](Rank w) {
+       SlowSeat seat = tensor_seat(2, w);
+       seat.first_stage = w < 2;
+       seat.last_stage = !seat.first_stage;
+       seat.first_layer = w < 2 ? 0 : 2;
+       seat.end_layer = w < 2 ? 2 : 3;
+       return seat;
+     }},
+    {"EP 2",
+     {.workers = 2, .tensor_parallel = 2, .expert_parallel = 2},
+     true,
+     [](Rank w) {
+       return with_experts(tensor_seat(2, w),
+                           w == 0 ? std::vector<Index>{0, 1, 2} : std::vector<Index>{3, 4, 5});
+     }},
+    {"EP 4 over DP 2 and TP 2, six experts",
+     {.workers = 4, .tensor_parallel = 2, .data_parallel = 2, .expert_parallel = 4},
+     true,
+     [](Rank w) {
+       const std::vector<std::vector<Index>> slots = {{0, 1}, {2, 3}, {4}, {5}};
+       return with_experts(tensor_seat(2, w), slots[static_cast<std::size_t>(w)]);
+     }},
+    {"DP 2 and TP 4 without EP: experts cut eight times",
+     {.workers = 8, .tensor_parallel = 4, .data_parallel = 2},
+     true,
+     [](Rank w) {
+       return with_experts(tensor_seat(4, w), {0, 1, 2, 3, 4, 5}, 8, w);
+     }},
+    {"EP 4 with two redundant slots, one expert twice on a worker",
+     {.workers = 4,
+      .tensor_parallel = 4,
+      .expert_parallel = 4,
+      .experts = {.redundant = 2,
+                  .slots = {{0, {5, 5, 3, 2, 1, 0, 4, 1}},
+                            {1, {5, 5, 3, 2, 1, 0, 4, 1}},
+                            {2, {5, 5, 3, 2, 1, 0, 4, 1}}},
+                  .version = 7}},
+     true,
+     [](Rank w) {
+       const std::vector<std::vector<Index>> slots = {{5, 5}, {3, 2}, {1, 0}, {4, 1}};
+       return with_experts(tensor_seat(4, w), slots[static_cast<std::size_t>(w)]);
+     }},
+    {"SGLang: attention DP 2, EP 2 inside TP 4",
+     {.workers = 4,
+      .tensor_parallel = 4,
+      .data_parallel = 2,
+      .expert_parallel = 2,
+      .engine = Engine::sglang},
+     true,
+     [](Rank w) {
+       SlowSeat seat = with_experts(
+           tensor_seat(4, w), w < 2 ? std::vector<Index>{0, 1, 2} : std::vector<Index>{3, 4, 5}, 2,
+           w % 2);
+       seat.attention = 2;
+       seat.attention_rank = w % 2;
+       seat.sglang = true;
+       return seat;
+     }},
+};
+
+struct Trainer {
+  const char* why;
+  std::string kind;
+  Options options;
+  Rank ranks;
+};
+
+const std::vector<Trainer> kTrainers = {
+    {"FSDP2 over three ranks", "fsdp", {}, 3},
+    {"EP 2 over four ranks", "ep", {{"expert_parallel", "2"}}, 4},
+    {"Megatron, TP 2 and PP 2",
+     "megatron",
+     {{"tensor_parallel", "2"}, {"pipeline_parallel", "2"}, {"stage_layers", "2,1"}},
+     4},
+};
+
+Options trainer_options(const Trainer& trainer, const Small& small) {
+  Options options = trainer.options;
+  if (trainer.kind == "megatron") {
+    options["heads"] = std::to_string(small.slow.heads);
+    options["groups"] = std::to_string(small.slow.kv_heads);
+    options["head_dim"] = std::to_string(small.slow.head);
+    options["vocab_divisor"] = "8";
+    if (small.slow.gpt2) {
+      options["skip"] = "*.attn.bias";
+    }
+  } else if (trainer.kind == "ep" && small.slow.alternating) {
+    options["expert_parallel"] = "2";
+  }
+  return options;
+}
+
+/// A whole job; throws when a byte of a worker is not what the slow loader put there.
+class Reshard {
+ public:
+  Reshard(const Small& small, const Sharing& shape, const Trainer& trainer)
+      : small_(small), shape_(shape), trainer_(trainer), registries_(builtin_registries()) {
+    const auto family = registries_.models.create(small.family, {small.options});
+    values_ = registries_.values.create("synthetic", {{}, family->catalogue()});
+    const auto models = std::make_shared<std::vector<WorkerModel>>();
+    const Catalogue held = catalogue_of_source();
+    for (Rank w = 0; w < shape.deployment.workers; ++w) {
+      models->push_back(family->worker(shape.deployment, w, held));
+      check_worker_model(models->back(), held);
+    }
+    models_ = models;
+  }
+
+  /// @return how many tensors fell back.
+  std::size_t run(const std::string& sink, const Options& options, std::uint64_t rounds = 1) {
+    const auto source = make_source(0);
+    const auto resolutions = make_sink(sink, options, 0)->resolve(source->params());
+    const Problem problem = make_problem(source->params(), resolutions);
+    const Plan plan = registries_.planners.create("striped", {})
+                          ->plan(problem, Topology::single_island(problem.world_size()));
+    check_plan(plan, problem);
+    std::vector<LocalRank> ranks(static_cast<std::size_t>(problem.world_size()));
+    for (Rank rank = 0; rank < problem.world_size(); ++rank) {
+      LocalRank& parts = ranks[static_cast<std::size_t>(rank)];
+      parts.transport = registries_.transports.create("loopback", {});
+      if (rank < trainer_.ranks) {
+        parts.source = make_source(rank);
+      } else {
+        parts.sink = make_sink(sink, options, rank - trainer_.ranks);
+        parts.sink->resolve(source->params());
+      }
+    }
+    LocalJobOptions job;
+    job.rounds = rounds;
+    job.limits.pool_bytes = 4096;
+    job.inspect = [&](const RankView& view) {
+      if (view.sink != nullptr) {
+        compare(view.rank - trainer_.ranks, *view.sink);
+      }
+    };
+    run_local_job(problem, plan, resolutions, ranks, job);
+    return static_cast<std::size_t>(std::count_if(
+        resolutions.begin(), resolutions.end(),
+        [](const Resolution& resolution) { return resolution.mode == Mode::fallback; }));
+  }
+
+ private:
+  Catalogue catalogue_of_source() {
+    Catalogue held;
+    const auto source = make_source(0);
+    for (const ParamSpec& param : source->params()) {
+      held.push_back({param.name, param.dtype, param.shape});
+    }
+    return held;
+  }
+
+  std::unique_ptr<WeightSource> make_source(Rank rank) {
+    return registries_.sources.create(
+        trainer_.kind, {trainer_options(trainer_, small_), rank, trainer_.ranks, values_, {}});
+  }
+
+  std::unique_ptr<WeightSink> make_sink(const std::string& name, const Options& options, Rank w) {
+    SinkContext context;
+    context.options = options;
+    context.rank = trainer_.ranks + w;
+    context.first_worker = trainer_.ranks;
+    context.models = models_;
+    return registries_.sinks.create(name, context);
+  }
+
+  void compare(Rank w, WeightSink& sink) const {
+    std::vector<LiveParameter> live = sink.live();
+    const WorkerModel& model = (*models_)[static_cast<std::size_t>(w)];
+    live.resize(live.size() - model.derived.size());
+    const auto expected = testing::slowly_load(small_.slow, shape_.seat(w), live, *values_);
+    for (const LiveParameter& parameter : live) {
+      const auto& bytes = expected.at(parameter.name);
+      const auto wrong =
+          std::mismatch(bytes.begin(), bytes.end(), parameter.buffer.data).first - bytes.begin();
+      if (static_cast<std::size_t>(wrong) != bytes.size()) {
+        throw std::logic_error("worker " + std::to_string(w) + ", parameter " + parameter.name +
+                               " " + to_string(parameter.shape) + ": byte " +
+                               std::to_string(wrong) + " is wrong");
+      }
+    }
+  }
+
+  const Small& small_;
+  const Sharing& shape_;
+  const Trainer& trainer_;
+  Registries registries_;
+  std::shared_ptr<const TensorValues> values_;
+  std::shared_ptr<const std::vector<WorkerModel>> models_;
+};
+
+std::string failure_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool fits(const Small& small, const Sharing& shape) {
+  return small.slow.experts > 0 || !shape.experts;
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_SUITE(sinks)
+BOOST_AUTO_TEST_SUITE(reshard)
+
+BOOST_DATA_TEST_CASE(every_byte_is_what_the_engines_loader_puts_there,
+                     bdata::make(kSmall) * bdata::make(kSharings), small, shape) {
+  if (!fits(small, shape)) {
+    return;
+  }
+  for (const Trainer& trainer : kTrainers) {
+    if (trainer.kind == "megatron" && !small.megatron) {
+      continue;
+    }
+    const std::string error = failure_of([&] {
+      const std::size_t fell_back = Reshard(small, shape, trainer).run("inplace", {});
+      BOOST_TEST(fell_back == 0U);
+    });
+    BOOST_TEST(error == "", trainer.why << ": " << error);
+  }
+}
+
+BOOST_DATA_TEST_CASE(strict_fused_loaded_and_shadowed_models_are_the_same_bytes,
+                     bdata::make(kSmall), small) {
+  struct Way {
+    const char* sink;
+    Options options;
+    bool falls_back;
+  };
+  const std::vector<Way> ways = {{"inplace", {{"direct", "strict"}}, true},
+                                 {"shadow", {{"direct", "fused"}}, false},
+                                 {"shadow", {{"direct", "strict"}}, true},
+                                 {"load_weights", {}, true}};
+  for (const std::size_t s : {std::size_t{2}, std::size_t{4}}) {  // TP 4; PP 2 and TP 2
+    for (const Way& way : ways) {
+      const std::string error = failure_of([&] {
+        // Two rounds with the same weights leave what one leaves.
+        const std::size_t fell_back =
+            Reshard(small, kSharings[s], kTrainers[0]).run(way.sink, way.options, 2);
+        BOOST_TEST((fell_back > 0) == way.falls_back);
+      });
+      BOOST_TEST(error == "", way.sink << ", " << kSharings[s].why << ": " << error);
+    }
+  }
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace m2n
