@@ -135,7 +135,7 @@ class Cover {
         merged.push_back(step);
       }
     }
-    place(number, base, merged);
+    place(number, base, along_dimensions(base, merged));
   }
 
   void add_padding(std::size_t number) {
@@ -224,15 +224,41 @@ class Cover {
     parts_.push_back(std::move(part));
   }
 
+  /// The dimension of the parameter that neighbours at @p stride are along.
+  std::size_t dimension_of(Index stride) const {
+    std::size_t d = 0;
+    while (parameter_.shape[d] == 1 || stride % strides_[d] != 0) {
+      ++d;  // ends at the last dimension that is longer than 1: its stride is 1
+    }
+    return d;
+  }
+
+  /// The same with whole dimensions as steps of their own, so that few cross into the next.
+  std::vector<Step> along_dimensions(Index base, const std::vector<Step>& steps) const {
+    std::vector<Step> result;
+    for (Step step : steps) {
+      for (;;) {
+        const std::size_t d = dimension_of(step.stride);
+        const Index whole = parameter_.shape[d];
+        const bool from_start = base / strides_[d] % whole == 0;
+        if (step.stride != strides_[d] || !from_start || step.extent <= whole ||
+            step.extent % whole != 0) {
+          break;
+        }
+        result.push_back({step.stride, whole});
+        step = {step.stride * whole, step.extent / whole};
+      }
+      result.push_back(step);
+    }
+    return result;
+  }
+
   /// Puts the steps, innermost first, on dimensions of the parameter.
   void place(std::size_t origin, Index base, const std::vector<Step>& steps) {
     Part part = single(base, origin);
     for (std::size_t k = 0; k < steps.size(); ++k) {
       const auto [stride, extent] = steps[k];
-      std::size_t d = 0;
-      while (parameter_.shape[d] == 1 || stride % strides_[d] != 0) {
-        ++d;  // ends at the last dimension that is longer than 1: its stride is 1
-      }
+      const std::size_t d = dimension_of(stride);
       const Index step = stride / strides_[d];
       Progression& along = part.along[d];
       if (along.count == 1 && step * (extent - 1) < parameter_.shape[d] - along.first) {

@@ -269,28 +269,29 @@ class Loader {
     const bool wide = leaf.starts_with("gate_up_proj");
     const std::string prefix = n.prefix + "experts." + (wide ? "w13_" : "w2_");
     Target target = as_is(tensor, prefix);
-    target.axes[0] = [this](Index e) -> std::optional<Index> {
-      const auto at = std::find(s_.slots.begin(), s_.slots.end(), e);
-      return at == s_.slots.end() ? std::nullopt : std::optional<Index>(at - s_.slots.begin());
-    };
     const Index n_ranks = s_.moe_tp;
     const Index r = s_.moe_tp_rank;
     if (ends(leaf, "_bias")) {
       target.parameter += s_.sglang ? "weight_bias" : "bias";
-      if (wide) {
-        target.axes[1] = uneven(tensor.shape[1] / 64, 64, n_ranks, r);
-      } else if (r != 0) {  // added once
+      if (!wide && r != 0) {  // added once
         return {};
       }
-      return {target};
+    } else {
+      target.parameter += ends(leaf, "_scales") ? "weight_scale" : "weight";
     }
-    target.parameter += ends(leaf, "_scales") ? "weight_scale" : "weight";
     if (wide) {
       target.axes[1] = uneven(tensor.shape[1] / 64, 64, n_ranks, r);
-    } else {
+    } else if (!ends(leaf, "_bias")) {
       target.axes[2] = uneven(tensor.shape[2], 1, n_ranks, r);
     }
-    return {target};
+    std::vector<Target> targets;
+    for (std::size_t slot = 0; slot < s_.slots.size(); ++slot) {
+      target.axes[0] = [slot, expert = s_.slots[slot]](Index e) {
+        return e == expert ? std::optional(static_cast<Index>(slot)) : std::nullopt;
+      };
+      targets.push_back(target);
+    }
+    return targets;
   }
 
   /// Weights stored [in, out]; c_attn is q | k | v along out.
