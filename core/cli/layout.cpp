@@ -64,7 +64,8 @@ void print_line(const Parameter& parameter, Role role, Rank rank) {
 
 int layout_command(const Arguments& arguments) {
   const Experiment experiment = parse_experiment(arguments);
-  if (experiment.problem.empty() && experiment.file.empty() && experiment.model_family.empty()) {
+  if (experiment.problem.empty() && experiment.file.empty() && experiment.model_family.empty() &&
+      experiment.model_config.empty()) {
     throw Error(Errc::usage, "layout needs a file: an experiment or a problem file");
   }
   const Job job(experiment);

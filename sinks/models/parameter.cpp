@@ -79,6 +79,10 @@ class Maker {
     return shape.empty() && list ? Shape{1} : shape;
   }
 
+  const std::string& name_of(const Part& part) const {
+    return making_.tensor(part, making_.slots.empty() ? 0 : making_.slots.front()).name;
+  }
+
   std::string workers_text() const {
     return std::to_string(making_.share.workers) + " tensor-parallel workers do not divide";
   }
@@ -88,7 +92,7 @@ class Maker {
     const auto [workers, worker] = making_.share;
     const Units& units = part.units;
     if (units.count < 1 || extent % units.count != 0) {
-      fail("dimension of " + std::to_string(extent) + " of tensor '" + part.tensor +
+      fail("dimension of " + std::to_string(extent) + " of tensor '" + name_of(part) +
            "' is not made of " + std::to_string(units.count) + " " + units.name);
     }
     const Index length = extent / units.count;
@@ -107,7 +111,7 @@ class Maker {
     }
     fail(units.name + " is " + std::to_string(units.count) + " in this " + making_.model +
          " model, which " + workers_text() + (units.repeat ? " or are a multiple of" : "") +
-         " (tensor '" + part.tensor + "')");
+         " (tensor '" + name_of(part) + "')");
   }
 
   Taken take(const Part& part) {
@@ -155,18 +159,29 @@ class Maker {
     const Interval touched{mine.begin / block, ceil_div(mine.end, block)};
     // The worker's own blocks count from its first row or column.
     if (mine.begin % block == 0 || touched.size() == 1) {
+      require_whole_blocks(part, room);
       return {{touched}, ceil_div(room, block)};
     }
     constexpr Index kFinest = 32;
     const Index finer = std::gcd(std::gcd(mine.size(), mine.begin), block);
     if (finer < kFinest || row_.experts == Experts::none) {
       fail("the share [" + std::to_string(mine.begin) + ", " + std::to_string(mine.end) +
-           ") of tensor '" + part.tensor + "' cuts through blocks of " + std::to_string(block) +
+           ") of tensor '" + name_of(part) + "' cuts through blocks of " + std::to_string(block) +
            ", so its scales do not fit what a worker keeps; it would have to be quantised anew, or "
            "cut at multiples of " +
            std::to_string(block));
     }
     return finer_blocks(mine, room, block, finer);
+  }
+
+  /// What follows in the same parameter must begin with a block of its own.
+  void require_whole_blocks(const Part& part, Index room) const {
+    if (row_.experts == Experts::none && &part != &row_.parts.back() && room % part.block != 0) {
+      fail("a worker keeps " + std::to_string(room) + " rows of what tensor '" + name_of(part) +
+           "' scales, no multiple of its blocks of " + std::to_string(part.block) +
+           ", so that the next part of '" + result_.name +
+           "' would begin inside a block; it would have to be quantised anew, or cut less");
+    }
   }
 
   /// Experts have a way out: smaller blocks, each with the scale of the block that it is part of.

@@ -154,12 +154,12 @@ std::vector<std::string> fallback_names(const std::vector<Resolution>& resolutio
 }
 
 void write_direct(WeightSink& sink, const std::vector<Resolution>& resolutions, Rank rank,
-                  const Checkpoint& checkpoint) {
+                  const Checkpoint& checkpoint, std::size_t count) {
   const auto loans = sink.lend();
   if (loans.size() != checkpoint.catalogue.size()) {
     throw std::logic_error("one loan a parameter");
   }
-  for (std::size_t i = 0; i < loans.size(); ++i) {
+  for (std::size_t i = 0; i < std::min(count, loans.size()); ++i) {
     const TensorInfo& tensor = checkpoint.catalogue[i];
     const Layout& layout = *resolutions[i].side.layout;
     if (resolutions[i].mode == Mode::fallback) {

@@ -7,6 +7,7 @@
 /// element: the oracle of the sinks' tests.
 
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -47,9 +48,10 @@ std::unique_ptr<WeightSink> make_sink(const std::string& name,
 void run_round(WeightSink& sink, const std::vector<Resolution>& resolutions, Rank rank,
                const Checkpoint& checkpoint, std::uint64_t version);
 
-/// Only writes the direct regions, as a transport would.
+/// Only writes the direct regions, as a transport would, of the first @p count tensors.
 void write_direct(WeightSink& sink, const std::vector<Resolution>& resolutions, Rank rank,
-                  const Checkpoint& checkpoint);
+                  const Checkpoint& checkpoint,
+                  std::size_t count = std::numeric_limits<std::size_t>::max());
 
 /// Streams the tensors that fell back.
 class CheckpointStream final : public TensorStream {

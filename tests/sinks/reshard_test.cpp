@@ -18,6 +18,7 @@
 #include "core/engine/binding.hpp"
 #include "core/engine/local_job.hpp"
 #include "tests/sinks/slow_loader.hpp"
+#include "tests/sinks/small_models.hpp"
 
 namespace m2n {
 namespace {
@@ -25,9 +26,10 @@ namespace {
 namespace bdata = boost::unit_test::data;
 using testing::SlowModel;
 using testing::SlowSeat;
+using testing::small_decoder;
+using testing::small_mla;
+using testing::with_small_blocks;
 
-/// A small model that keeps what is awkward: fewer key heads than workers, a head size of its own,
-/// a vocabulary and experts that do not divide.
 struct Small {
   std::string family;
   Options options;
@@ -36,51 +38,9 @@ struct Small {
 };
 std::ostream& operator<<(std::ostream& os, const Small& s) { return os << s.family; }
 
-Options decoder(Options more) {
-  Options options = {
-      {"hidden_size", "20"},        {"num_hidden_layers", "3"}, {"num_attention_heads", "8"},
-      {"num_key_value_heads", "2"}, {"head_dim", "4"},          {"intermediate_size", "40"},
-      {"vocab_size", "203"}};
-  for (auto& [key, value] : more) {
-    options[key] = value;
-  }
-  return options;
-}
-
 Options without(Options options, const char* key) {
   options.erase(key);
   return options;
-}
-
-Options mla(Options more) {
-  Options options = {{"hidden_size", "20"},
-                     {"num_hidden_layers", "3"},
-                     {"num_attention_heads", "8"},
-                     {"q_lora_rank", "8"},
-                     {"kv_lora_rank", "6"},
-                     {"qk_nope_head_dim", "4"},
-                     {"qk_rope_head_dim", "4"},
-                     {"v_head_dim", "4"},
-                     {"intermediate_size", "64"},
-                     {"moe_intermediate_size", "32"},
-                     {"n_routed_experts", "6"},
-                     {"n_shared_experts", "1"},
-                     {"n_group", "2"},
-                     {"first_k_dense_replace", "1"},
-                     {"vocab_size", "203"}};
-  for (auto& [key, value] : more) {
-    options[key] = value;
-  }
-  return options;
-}
-
-const Options kBlocks = {{"quantization_config", "{}"},
-                         {"quantization_config.quant_method", "fp8"},
-                         {"quantization_config.weight_block_size", "[4,4]"}};
-
-Options joined(Options a, const Options& b) {
-  a.insert(b.begin(), b.end());
-  return a;
 }
 
 const SlowModel kDecoder = {.heads = 8, .kv_heads = 2, .head = 4, .layers = 3};
@@ -89,22 +49,23 @@ const SlowModel kExperts = {.heads = 8, .kv_heads = 2, .head = 4, .experts = 6, 
 const SlowModel kMla = {.heads = 8, .kv_heads = 8, .head = 8, .experts = 6, .layers = 3};
 
 const std::vector<Small> kSmall = {
-    {"llama", decoder({{"attention_bias", "true"}, {"mlp_bias", "true"}}), kDecoder},
-    {"qwen2", decoder({}), kDecoder},
-    {"qwen3", decoder({{"tie_word_embeddings", "true"}}), kTied},
+    {"llama", small_decoder({{"attention_bias", "true"}, {"mlp_bias", "true"}}), kDecoder},
+    {"qwen2", small_decoder(), kDecoder},
+    {"qwen3", small_decoder({{"tie_word_embeddings", "true"}}), kTied},
     {"qwen3_moe",
-     without(decoder({{"moe_intermediate_size", "16"}, {"num_experts", "6"}}), "intermediate_size"),
+     without(small_decoder({{"moe_intermediate_size", "16"}, {"num_experts", "6"}}),
+             "intermediate_size"),
      kExperts},
-    {"mixtral", decoder({{"num_local_experts", "6"}}), kExperts},
-    {"deepseek_v3", mla({{"num_nextn_predict_layers", "0"}}), kMla},
-    {"deepseek_v3", joined(mla({{"num_nextn_predict_layers", "1"}}), kBlocks),
+    {"mixtral", small_decoder({{"num_local_experts", "6"}}), kExperts},
+    {"deepseek_v3", small_mla({{"num_nextn_predict_layers", "0"}}), kMla},
+    {"deepseek_v3", with_small_blocks(small_mla({{"num_nextn_predict_layers", "1"}})),
      [] {
        SlowModel model = kMla;
        model.block = 4;
        return model;
      }(),
      false},
-    {"kimi_k2", joined(mla({}), kBlocks),
+    {"kimi_k2", with_small_blocks(small_mla()),
      [] {
        SlowModel model = kMla;
        model.block = 4;
@@ -112,24 +73,24 @@ const std::vector<Small> kSmall = {
      }(),
      false},
     {"gpt_oss",
-     decoder({{"hidden_size", "32"},
-              {"intermediate_size", "160"},
-              {"num_local_experts", "6"},
-              {"quantization_config", "{}"}}),
+     small_decoder({{"hidden_size", "32"},
+                    {"intermediate_size", "160"},
+                    {"num_local_experts", "6"},
+                    {"quantization_config", "{}"}}),
      [] {
        SlowModel model = kExperts;
        model.alternating = true;
        return model;
      }(),
      false},
-    {"gemma3_text", decoder({}), kTied},
+    {"gemma3_text", small_decoder(), kTied},
     {"gemma3",
-     decoder({{"vision_config.hidden_size", "16"},
-              {"vision_config.num_hidden_layers", "2"},
-              {"vision_config.num_attention_heads", "8"},
-              {"vision_config.intermediate_size", "24"},
-              {"vision_config.image_size", "28"},
-              {"vision_config.patch_size", "14"}}),
+     small_decoder({{"vision_config.hidden_size", "16"},
+                    {"vision_config.num_hidden_layers", "2"},
+                    {"vision_config.num_attention_heads", "8"},
+                    {"vision_config.intermediate_size", "24"},
+                    {"vision_config.image_size", "28"},
+                    {"vision_config.patch_size", "14"}}),
      kTied, false},
     {"gpt2",
      {{"n_embd", "24"},
