@@ -4,6 +4,8 @@
 /// @file
 /// Garbage, half-open and slow clients of the store, beside a job that must not notice.
 
+#include <sys/resource.h>
+
 #include <atomic>
 #include <boost/test/unit_test.hpp>
 #include <limits>
@@ -14,6 +16,7 @@
 #include "core/rendezvous/identity.hpp"
 #include "core/rendezvous/secrets.hpp"
 #include "core/rendezvous/world.hpp"
+#include "tests/core/rendezvous/child_processes.hpp"
 #include "tests/core/rendezvous/store_world.hpp"
 #include "tests/support/mutate.hpp"
 #include "tests/support/random_cases.hpp"
@@ -279,6 +282,27 @@ BOOST_AUTO_TEST_CASE(a_crowd_of_strangers_does_not_keep_a_rank_out) {
     crowd.push_back(StreamSocket::open("127.0.0.1", store.port(), long_deadline()));
   }
   join_world(rank_of(store, 0, 1), long_deadline())->barrier("alone", long_deadline());
+}
+
+BOOST_AUTO_TEST_CASE(a_store_out_of_descriptors_still_lets_a_rank_in) {
+  testing::ChildProcesses processes;
+  const ListenSocket socket = ListenSocket::reserve("127.0.0.1", 0);
+  processes.start(0, [&](const testing::ChildProcesses::Report& report) {
+    const StoreServer store(socket.share(), {.token = kToken});
+    const rlimit few{.rlim_cur = 40, .rlim_max = 40};
+    ::setrlimit(RLIMIT_NOFILE, &few);
+    report("serving");
+    std::this_thread::sleep_for(std::chrono::minutes(2));
+  });
+  BOOST_TEST(processes.line(0) == "serving");
+  std::vector<StreamSocket> crowd;
+  for (int client = 0; client < 100; ++client) {
+    crowd.push_back(StreamSocket::open("127.0.0.1", socket.port(), long_deadline()));
+  }
+  WorldOptions options;
+  options.port = socket.port();
+  options.token = kToken;
+  join_world(options, long_deadline())->barrier("alone", long_deadline());
 }
 
 BOOST_AUTO_TEST_CASE(a_client_that_reads_nothing_is_not_read_from) {
