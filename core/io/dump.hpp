@@ -265,7 +265,9 @@ class DumpReader {
     const std::vector<std::byte> raw = bytes(path);
     expect_items(path, raw.size(), sizeof(Value));
     std::vector<Value> values(raw.size() / sizeof(Value));
-    std::memcpy(values.data(), raw.data(), values.size() * sizeof(Value));
+    if (!values.empty()) {
+      std::memcpy(values.data(), raw.data(), raw.size());
+    }
     return values;
   }
   bool has(const std::string& path) const;

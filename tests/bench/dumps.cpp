@@ -40,9 +40,9 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
+/// A disk that others use as well makes some runs slower, and none faster.
+double best(const std::vector<double>& values) {
+  return *std::min_element(values.begin(), values.end());
 }
 
 Side rows_over(Rank ranks, Rank start) {
@@ -102,14 +102,16 @@ void bench_shards(const std::filesystem::path& folder) {
     std::filesystem::remove(plain_file);
     many.push_back(timed(file, [&] { dump_shards(file, data.get(), 32); }));
     one.push_back(timed(file, [&] { dump_shards(file, data.get(), 1); }));
+    std::printf("  plain %.2f s, 32 shards %.2f s, one tensor %.2f s\n", plain.back(), many.back(),
+                one.back());
   }
   const double gigabytes = static_cast<double>(kBytes) / 1e9;
-  std::printf("%.2f GB, made durable, median of %d:\n", gigabytes, kRepeats);
-  std::printf("  plain write          %7.2f GB/s\n", gigabytes / median(plain));
-  std::printf("  dump of 32 shards    %7.2f GB/s, %.2f of it\n", gigabytes / median(many),
-              median(plain) / median(many));
-  std::printf("  dump of one tensor   %7.2f GB/s, %.2f of it\n", gigabytes / median(one),
-              median(plain) / median(one));
+  std::printf("%.2f GB, made durable, best of %d:\n", gigabytes, kRepeats);
+  std::printf("  plain write          %7.2f GB/s\n", gigabytes / best(plain));
+  std::printf("  dump of 32 shards    %7.2f GB/s, %.2f of it\n", gigabytes / best(many),
+              best(plain) / best(many));
+  std::printf("  dump of one tensor   %7.2f GB/s, %.2f of it\n", gigabytes / best(one),
+              best(plain) / best(one));
 
   // The file holds the last dump: one shard above 4 GiB.
   const DumpReader dump(file);
@@ -130,14 +132,14 @@ void bench_shards(const std::filesystem::path& folder) {
 }
 
 void bench_plan(const std::filesystem::path& folder) {
-  // 1,666 regions a parameter.
+  // 1,333 regions a parameter.
   const Shape shape{2000};
   const auto source = std::make_shared<const Layout>(
       Layout::sharded(shape, DType::bf16, Mesh({1000}, 0), {Placement::shard(0)}));
   const auto destination = std::make_shared<const Layout>(
       Layout::sharded(shape, DType::bf16, Mesh({667}, 1000), {Placement::shard(0)}));
   std::vector<Parameter> parameters;
-  for (int i = 0; i < 6100; ++i) {
+  for (int i = 0; i < 7600; ++i) {
     const std::string name = "w" + std::to_string(i);
     parameters.push_back({name, shape, {source, {name}}, {destination, {name}}, false});
   }
@@ -181,6 +183,7 @@ void bench_plan(const std::filesystem::path& folder) {
 int main(int argc, char** argv) {
   try {
     const std::filesystem::path folder = argc > 1 ? argv[1] : ".";
+    std::setvbuf(stdout, nullptr, _IOLBF, 0);  // it takes a while
     m2n::bench_plan(folder);  // first: its memory is not to hide behind the other's
     m2n::bench_shards(folder);
   } catch (const std::exception& error) {
