@@ -10,7 +10,7 @@
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
 #include <map>
-#include <mutex>
+#include <optional>
 #include <ostream>
 #include <stdexcept>
 
@@ -239,6 +239,34 @@ Options trainer_options(const Trainer& trainer, const Small& small) {
   return options;
 }
 
+/// Does what another sink does, and refuses the second version at the last moment.
+class RefusingSink final : public WeightSink {
+ public:
+  explicit RefusingSink(std::unique_ptr<WeightSink> sink) : sink_(std::move(sink)) {}
+
+  std::string_view name() const noexcept override { return sink_->name(); }
+  std::vector<Resolution> resolve(std::span<const ParamSpec> params) override {
+    return sink_->resolve(params);
+  }
+  void begin(std::uint64_t version) override { sink_->begin(version); }
+  std::vector<ParamLoan> lend() override { return sink_->lend(); }
+  void load_weights(TensorStream& stream) override { sink_->load_weights(stream); }
+  void accept(std::uint64_t version) override {
+    if (version == 2) {
+      throw std::runtime_error("this worker is out of memory");
+    }
+    sink_->accept(version);
+  }
+  void commit(std::uint64_t version) override { sink_->commit(version); }
+  void roll_back() noexcept override { sink_->roll_back(); }
+  std::optional<std::uint64_t> version() const noexcept override { return sink_->version(); }
+  ServedWeights serve() override { return sink_->serve(); }
+  std::vector<LiveParameter> live() override { return sink_->live(); }
+
+ private:
+  std::unique_ptr<WeightSink> sink_;
+};
+
 /// A whole job; throws when a byte of a worker is not what the slow loader put there.
 class Reshard {
  public:
@@ -263,7 +291,8 @@ class Reshard {
     const Plan plan = registries_.planners.create("striped", {})
                           ->plan(problem, Topology::single_island(problem.world_size()));
     check_plan(plan, problem);
-    std::vector<LocalRank> ranks(static_cast<std::size_t>(problem.world_size()));
+    std::vector<LocalRank>& ranks = ranks_;
+    ranks.resize(static_cast<std::size_t>(problem.world_size()));
     for (Rank rank = 0; rank < problem.world_size(); ++rank) {
       LocalRank& parts = ranks[static_cast<std::size_t>(rank)];
       parts.transport = registries_.transports.create("loopback", {});
@@ -271,6 +300,9 @@ class Reshard {
         parts.source = make_source(rank);
       } else {
         parts.sink = make_sink(sink, options, rank - trainer_.ranks);
+        if (refusing_worker && *refusing_worker == rank - trainer_.ranks) {
+          parts.sink = std::make_unique<RefusingSink>(std::move(parts.sink));
+        }
         parts.sink->resolve(source->params());
       }
     }
@@ -287,6 +319,14 @@ class Reshard {
         resolutions.begin(), resolutions.end(),
         [](const Resolution& resolution) { return resolution.mode == Mode::fallback; }));
   }
+
+  std::optional<Rank> refusing_worker;  ///< In the second round.
+
+  /// After a job: a worker's sink.
+  WeightSink& sink(Rank w) { return *ranks_[static_cast<std::size_t>(trainer_.ranks + w)].sink; }
+
+  /// What the slow loader puts there is still there.
+  void compare(Rank w) { compare(w, sink(w)); }
 
  private:
   Catalogue catalogue_of_source() {
@@ -335,6 +375,7 @@ class Reshard {
   Registries registries_;
   std::shared_ptr<const TensorValues> values_;
   std::shared_ptr<const std::vector<WorkerModel>> models_;
+  std::vector<LocalRank> ranks_;
 };
 
 std::string failure_of(const std::function<void()>& action) {
@@ -392,6 +433,26 @@ BOOST_DATA_TEST_CASE(strict_fused_loaded_and_shadowed_models_are_the_same_bytes,
         BOOST_TEST((fell_back > 0) == way.falls_back);
       });
       BOOST_TEST(error == "", way.sink << ", " << kSharings[s].why << ": " << error);
+    }
+  }
+}
+
+/// One worker that cannot take the second version keeps all of them on the first.
+BOOST_AUTO_TEST_CASE(no_worker_commits_what_one_of_them_refuses) {
+  for (const char* sink : {"shadow", "inplace"}) {
+    Reshard job(kSmall[0], kSharings[2], kTrainers[0]);
+    job.refusing_worker = 1;
+    const std::string error = failure_of([&] { job.run(sink, {{"direct", "strict"}}, 3); });
+    BOOST_TEST(error == "this worker is out of memory");
+    for (Rank w = 0; w < 4; ++w) {
+      if (std::string(sink) == "shadow") {
+        BOOST_TEST((job.sink(w).version() == 1u));
+        BOOST_TEST((job.sink(w).serve().version == 1u));
+        BOOST_TEST(failure_of([&] { job.compare(w); }) == "");
+      } else {
+        BOOST_TEST(!job.sink(w).version());
+        BOOST_TEST(failure_of([&] { (void)job.sink(w).serve(); }) != "");
+      }
     }
   }
 }
