@@ -95,7 +95,13 @@ Table gemma3_table(const Options& options, bool vision) {
   const Sizes sizes(vision ? "gemma3" : "gemma3_text", options, keys(vision));
   sizes.choice("model_type", {vision ? "gemma3" : "gemma3_text"});
   Table table = sizes.table(DType::bf16, vision ? "language_model.model." : "model.");
-  const Sizes text = vision ? sizes.inner("text_config") : sizes;
+  Sizes text = vision ? sizes.inner("text_config") : sizes;
+  if (vision) {  // published configs say only what differs from the 4B model
+    text.otherwise("num_attention_heads", "8");
+    text.otherwise("num_key_value_heads", "4");
+    text.otherwise("head_dim", "256");
+    text.otherwise("vocab_size", "262208");
+  }
   table.layers = text.size("num_hidden_layers");
   table.ignored = {"{root}layers.{l}.self_attn.rotary_emb.inv_freq"};
   Rows rows(table);

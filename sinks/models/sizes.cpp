@@ -71,6 +71,12 @@ Sizes Sizes::inner(const std::string& prefix) const {
   return result;
 }
 
+void Sizes::otherwise(const std::string& key, const std::string& value) {
+  if (!has(key)) {
+    values_[prefix_ + key] = value;
+  }
+}
+
 const std::string* Sizes::find(std::string_view key) const {
   auto found = values_.find(prefix_ + std::string(key));
   if (found == values_.end()) {

@@ -29,6 +29,9 @@ class Sizes {
   /// The same sizes of an inner object: size("a") is size("prefix.a") there, or "a" without it.
   Sizes inner(const std::string& prefix) const;
 
+  /// What a config leaves out because it is its family's default.
+  void otherwise(const std::string& key, const std::string& value);
+
   bool has(std::string_view key) const { return find(key) != nullptr; }
   /// A number of at least 1. @throws Error{bad_argument} when it is missing or not one.
   Index size(std::string_view key) const;

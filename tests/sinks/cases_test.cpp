@@ -561,6 +561,22 @@ BOOST_AUTO_TEST_CASE(a_rule_by_name_decides_the_dtype_of_one_parameter) {
   BOOST_TEST((thrown_by([&] { sizes({{"dtypes", "gate"}}); }).code == Errc::usage));
 }
 
+/// As the published config of the 4B model: heads and vocabulary are its family's defaults.
+BOOST_AUTO_TEST_CASE(a_config_that_leaves_defaults_out_is_complete) {
+  const auto model = make_model("gemma3", {{"config", R"({"model_type": "gemma3",
+    "text_config": {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+                    "rope_scaling": {"factor": 8.0, "rope_type": "linear"}},
+    "vision_config": {"hidden_size": 1152, "image_size": 896, "intermediate_size": 4304,
+                      "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14},
+    "torch_dtype": "bfloat16"})"}});
+  Index elements = 0;
+  for (const TensorInfo& tensor : model->catalogue()) {
+    elements += element_count(tensor.shape);
+  }
+  BOOST_TEST(model->catalogue().size() == 883U);
+  BOOST_TEST(elements == 4'300'079'472);
+}
+
 /// A buffer that the worker has and the checkpoint offers in vain stays what it is.
 BOOST_AUTO_TEST_CASE(rotary_buffers_are_not_parameters_and_are_left_alone) {
   const auto model = make_model("kimi_k2", small_mla(one_layer()));
