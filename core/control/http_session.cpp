@@ -41,8 +41,9 @@ HttpSession::HttpSession(asio::ip::tcp::socket socket, HttpState& server)
 void HttpSession::limit(milliseconds time, std::function<void()> late) {
   const auto self = shared_from_this();
   timer_.expires_after(time);
-  timer_.async_wait([self, late = std::move(late)](error_code error) {
-    if (!error && !self->closed_) {
+  // A limit that was reached as the next step began is no longer one.
+  timer_.async_wait([self, late = std::move(late), step = ++step_](error_code error) {
+    if (!error && !self->closed_ && step == self->step_) {
       late();
     }
   });
@@ -191,6 +192,7 @@ void HttpSession::have_body(error_code error) {
     refuse_unreadable(error);
     return;
   }
+  ++step_;
   timer_.cancel();
   run_call();
 }

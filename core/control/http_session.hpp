@@ -74,7 +74,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   std::optional<Response> response_;
   std::array<char, 4096> scrap_{};
   std::optional<http::Call> call_;
-  std::uint64_t time_ms_ = 0;
+  std::uint64_t step_ = 0;  ///< Of what the timer limits.
   bool calling_ = false;
   bool answering_ = false;
   bool closed_ = false;

@@ -157,7 +157,7 @@ BOOST_DATA_TEST_CASE(a_call_knows_its_clients_deadline, bdata::make(kWays), http
     }
     throw Error(Errc::timed_out, "phase 'move': the deadline passed; ranks missing: 2");
   });
-  const Deadline mine = deadline_in(milliseconds(300));
+  const Deadline mine = deadline_in(milliseconds(1'000));
   const auto [code, text] = error_of([&] { deployment.client->finish_weight_update({}, mine); });
   BOOST_TEST((code == Errc::timed_out));
   BOOST_TEST(text == "phase 'move': the deadline passed; ranks missing: 2");

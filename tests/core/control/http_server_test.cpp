@@ -191,7 +191,7 @@ BOOST_AUTO_TEST_CASE(a_client_that_asks_first_is_told_to_continue) {
 BOOST_AUTO_TEST_CASE(slow_clients_are_told_and_hung_up_on) {
   const auto handler = std::make_shared<FakeHandler>();
   const HttpServer server =
-      make_server(handler, {.header_time = milliseconds(150), .body_time = milliseconds(150)});
+      make_server(handler, {.header_time = milliseconds(1'000), .body_time = milliseconds(1'000)});
   auto silent = connect_to(server);
   auto header = connect_to(server);
   auto body = connect_to(server);

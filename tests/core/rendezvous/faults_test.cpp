@@ -56,7 +56,7 @@ BOOST_AUTO_TEST_CASE(worlds_joined_in_opposite_orders_end_by_the_deadline_and_le
   const std::size_t before = open_descriptors();
   {
     const StoreServer store(reserved.share(), {.token = kToken, .epoch = 1});
-    const auto thrown = feed_two_deployments(store, 1, false, deadline_in(milliseconds(400)));
+    const auto thrown = feed_two_deployments(store, 1, false, deadline_in(milliseconds(2'000)));
     // Each trainer waits in its own first world for the other one.
     for (const std::string& text : thrown) {
       BOOST_TEST((text == "phase 'rendezvous': the deadline passed; ranks missing: 0" ||
@@ -92,7 +92,7 @@ BOOST_AUTO_TEST_CASE(after_each_kind_of_failure_the_next_epoch_works) {  // C11
           throw std::runtime_error("absent");
         }
         const bool waits = now == absent || now == late;
-        const Deadline deadline = waits ? deadline_in(milliseconds(500)) : long_deadline();
+        const Deadline deadline = waits ? deadline_in(milliseconds(2'000)) : long_deadline();
         const auto group = join_world(options, deadline);
         if (guilty && now == leaves) {
           return;

@@ -172,19 +172,21 @@ void work(WorldGroup& group, const std::atomic<bool>& stop, std::atomic<std::uin
 void work_beside(const StoreServer& store, const std::function<void()>& attackers) {
   std::atomic<bool> stop = false;
   std::atomic<std::uint64_t> rounds = 0;
+  std::atomic<bool> over = false;
   std::vector<std::string> thrown;
   std::thread job([&] {
     thrown = run_world(store, kRanks, [&](WorldGroup& group) { work(group, stop, rounds); });
+    over = true;
   });
-  while (rounds < 5 && store.port() != 0) {
-    std::this_thread::sleep_for(milliseconds(1));
-  }
-  const std::uint64_t before = rounds;
+  const auto wait_for_rounds = [&](std::uint64_t count) {
+    while (rounds < count && !over) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  };
+  wait_for_rounds(5);
   attackers();
   // It has not only survived: it goes on.
-  while (rounds < before + 5 * kRanks) {
-    std::this_thread::sleep_for(milliseconds(1));
-  }
+  wait_for_rounds(rounds + 5 * kRanks);
   stop = true;
   job.join();
   BOOST_TEST(thrown == std::vector<std::string>(kRanks), boost::test_tools::per_element());

@@ -142,7 +142,7 @@ BOOST_AUTO_TEST_CASE(ranks_missing_at_the_deadline_are_named_to_all) {
       }
       group.barrier("work", long_deadline());
     } else {
-      group.barrier("work", deadline_in(milliseconds(group.rank() == 0 ? 200 : 100'000)));
+      group.barrier("work", deadline_in(milliseconds(group.rank() == 0 ? 2'000 : 100'000)));
     }
   });
   const std::vector<std::string> expected(5,
@@ -154,7 +154,7 @@ BOOST_AUTO_TEST_CASE(ranks_that_never_join_are_named) {
   const StoreServer store = make_store();
   const auto thrown = run_threads(2, [&](Rank rank) {
     WorldOptions options = rank_of(store, 2 * rank, 5);
-    join_world(options, deadline_in(milliseconds(300)));
+    join_world(options, deadline_in(milliseconds(2'000)));
   });
   BOOST_TEST(thrown[0] == "phase 'rendezvous': the deadline passed; ranks missing: 1, 3, 4");
   BOOST_TEST(thrown[1] == thrown[0]);
