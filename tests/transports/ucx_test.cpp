@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <initializer_list>
 
 #include "core/api/builtin.hpp"
 #include "tests/transports/subjects.hpp"
@@ -146,10 +147,10 @@ BOOST_AUTO_TEST_SUITE(ucx)
 /// Around the limits of UCX's short, buffered and rendezvous protocols, and of our own slots.
 BOOST_DATA_TEST_CASE(messages_of_every_size_arrive_whole, bdata::make(kSubjects), subject) {
   std::vector<Move> moves;
-  for (const std::uint64_t bytes :
-       {1,     7,     92,    93,     94,     1023,   1024,   4095,    4096,    8166,   8167,
-        8168,  8192,  8256,  8257,   10240,  16383,  16384,  20553,   20554,   65535,  65536,
-        65537, 65600, 99999, 262143, 262144, 262145, 999999, 1 << 20, 4 << 20, 5000001}) {
+  for (const std::uint64_t bytes : std::initializer_list<std::uint64_t>{
+           1,     7,     92,    93,     94,     1023,   1024,   4095,    4096,    8166,   8167,
+           8168,  8192,  8256,  8257,   10240,  16383,  16384,  20553,   20554,   65535,  65536,
+           65537, 65600, 99999, 262143, 262144, 262145, 999999, 1 << 20, 4 << 20, 5000001}) {
     moves.push_back({0, 1, bytes});
   }
   moves.push_back({0, 1, 0});
