@@ -23,7 +23,9 @@ const std::map<std::string, std::string, std::less<>> kShortFlags = {
     {"problem", "model.problem"},  {"model", "model.family"},   {"source", "source.kind"},
     {"sink", "sink.kind"},         {"planner", "planner.name"}, {"transport", "transport.name"},
     {"topology", "topology.file"}, {"rounds", "run.rounds"},    {"deadline", "run.deadline"},
-    {"dump", "dump.file"},
+    {"dump", "dump.file"},         {"rank", "job.rank"},        {"master", "job.master"},
+    {"control", "job.control"},    {"listen", "job.listen"},    {"meet", "job.meet"},
+    {"token", "job.token"},        {"epoch", "job.epoch"},      {"log", "job.log"},
 };
 
 /// Sections whose other keys belong to a plug-in.
@@ -134,6 +136,42 @@ std::int64_t at_least(const po::variables_map& variables, const char* key, std::
   return value;
 }
 
+/// Keys of processes; see ProcessFlags.
+void add_process_flags(po::options_description& flags) {
+  const auto text = [](const char* value) {
+    return po::value<std::string>()->default_value(value);
+  };
+  const auto number = [](std::int64_t value) {
+    return po::value<std::int64_t>()->default_value(value);
+  };
+  flags.add_options()  //
+      ("job.rank", number(-1),
+       "which trainer or worker this process is (also --rank); -1: from torchrun, mpirun or srun")(
+          "job.master", text(""),
+          "HOST:PORT where all ranks meet; trainer 0 listens there (also --master)")(
+          "job.control", text(""),
+          "URLs of the workers' control endpoints, one a deployment, with commas; watch:URL where "
+          "somebody else calls it (also --control)")(
+          "job.listen", text("127.0.0.1:8000"),
+          "HOST:PORT of worker 0's control endpoint (also --listen)")(
+          "job.meet", text(""),
+          "HOST:PORT where the workers of a deployment meet; worker 0 listens (also --meet)")(
+          "job.init_file", text(""), "trainer 0 writes the body of the init call there")(
+          "job.token", text(""),
+          "shared secret, for other hosts than this one; better set M2N_TOKEN (also --token)")(
+          "job.epoch", number(1), "attempt at this job; grows with every one (also --epoch)")(
+          "job.slice", number(0), "most parameters in one update_weights call; 0: all")(
+          "job.max_cta", number(0), "most thread blocks that a GPU transport may use; 0: any")(
+          "job.change", po::value<bool>()->default_value(true),
+          "weights change from round to round")(
+          "job.digest", po::value<bool>()->default_value(true),
+          "compare the digests of trainers and workers after every round")(
+          "job.log", text("human"), "one line an event: human, json or off (also --log)")(
+          "job.master_fd", number(-1), "listening socket of --master, from a launcher")(
+          "job.listen_fd", number(-1), "listening socket of --listen, from a launcher")(
+          "job.meet_fd", number(-1), "listening socket of --meet, from a launcher");
+}
+
 }  // namespace
 
 po::options_description experiment_flags(Experiment& e) {
@@ -194,6 +232,7 @@ po::options_description experiment_flags(Experiment& e) {
           "explain", po::bool_switch(),
           "plan: what every tensor does at the workers, and why, instead of a plan")(
           "json", po::bool_switch(), "one JSON object on standard output");
+  add_process_flags(flags);
   return flags;
 }
 
@@ -221,6 +260,43 @@ SimulateOptions simulation_of(const po::variables_map& variables) {
                 "message a port under way; leave one of them out");
   }
   return options;
+}
+
+}  // namespace
+
+namespace {
+
+ProcessFlags process_of(const po::variables_map& variables) {
+  constexpr std::int64_t kInt = std::numeric_limits<int>::max();
+  constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
+  const auto text = [&](const char* key) { return variables[key].as<std::string>(); };
+  const auto number = [&](const char* key, std::int64_t least, std::int64_t most) {
+    return at_least(variables, key, least, most);
+  };
+  ProcessFlags out;
+  out.rank = static_cast<Rank>(number("job.rank", -1, std::numeric_limits<Rank>::max()));
+  out.master = text("job.master");
+  std::istringstream urls(text("job.control"));
+  for (std::string url; std::getline(urls, url, ',');) {
+    out.control.push_back(url);
+  }
+  out.listen = text("job.listen");
+  out.meet = text("job.meet");
+  out.init_file = text("job.init_file");
+  out.token = text("job.token");
+  out.epoch = static_cast<std::uint64_t>(number("job.epoch", 1, kAny));
+  out.slice = static_cast<std::size_t>(number("job.slice", 0, kAny));
+  out.max_cta = static_cast<int>(number("job.max_cta", 0, kInt));
+  out.change = variables["job.change"].as<bool>();
+  out.digest = variables["job.digest"].as<bool>();
+  out.log = text("job.log");
+  if (out.log != "human" && out.log != "json" && out.log != "off") {
+    throw Error(Errc::usage, "job.log is '" + out.log + "'; the choices are human, json, off");
+  }
+  out.master_fd = static_cast<int>(number("job.master_fd", -1, kInt));
+  out.listen_fd = static_cast<int>(number("job.listen_fd", -1, kInt));
+  out.meet_fd = static_cast<int>(number("job.meet_fd", -1, kInt));
+  return out;
 }
 
 }  // namespace
@@ -318,6 +394,7 @@ Experiment parse_experiment(const std::vector<std::string>& arguments) {
   experiment.pool_bytes = static_cast<std::uint64_t>(
       at_least(variables, "run.pool_bytes", 0, std::numeric_limits<std::int64_t>::max()));
   experiment.verify = variables["run.verify"].as<bool>();
+  experiment.process = process_of(variables);
   experiment.simulation = simulation_of(variables);
   experiment.dump_shards = variables["dump.shards"].as<bool>();
   experiment.dump_per_rank = variables["dump.per_rank"].as<bool>();

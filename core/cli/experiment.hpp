@@ -19,6 +19,26 @@
 
 namespace m2n::cli {
 
+/// What only processes of a job are told: `m2n trainer`, `m2n worker` and `m2n launch`.
+struct ProcessFlags {
+  Rank rank = -1;                    ///< Among those of its part; -1: from the environment.
+  std::string master;                ///< HOST:PORT where all ranks meet.
+  std::vector<std::string> control;  ///< URLs of the workers' endpoints, or watch:URL.
+  std::string listen;                ///< HOST:PORT of worker 0's control endpoint.
+  std::string meet;                  ///< HOST:PORT where the workers of a deployment meet.
+  std::filesystem::path init_file;   ///< Where trainer 0 writes the body of the init call.
+  std::string token;
+  std::uint64_t epoch = 1;
+  std::size_t slice = 0;
+  int max_cta = 0;     ///< 0: no cap.
+  bool change = true;  ///< Weights change from round to round.
+  bool digest = true;  ///< Compare digests after every round.
+  std::string log = "human";
+  int master_fd = -1;  ///< Listening sockets that a launcher passes on.
+  int listen_fd = -1;
+  int meet_fd = -1;
+};
+
 /// Everything that a command may be told. A plain value. Paths of an experiment file are relative
 /// to the file's folder, those of flags to the working folder.
 struct Experiment {
@@ -57,6 +77,8 @@ struct Experiment {
   bool explain = false;  ///< Of a plan: what every tensor does at the workers, and why.
 
   SimulateOptions simulation;
+
+  ProcessFlags process;
 
   std::filesystem::path dump;
   bool dump_shards = true;

@@ -228,4 +228,18 @@ std::vector<LocalRank> Job::make_ranks() const {
   return ranks;
 }
 
+Comparison verify_worker(const Job& job, Rank rank, WeightSink* sink,
+                         const std::vector<LocalBuffer>& destination, const TensorValues& values) {
+  if (sink == nullptr) {
+    return {};
+  }
+  if (job.models() != nullptr) {
+    if (const auto live = sink->live(); !live.empty()) {
+      const auto worker = static_cast<std::size_t>(rank - job.first_worker());
+      return verify_model((*job.models())[worker], rank, live, values);
+    }
+  }
+  return verify_pieces(job.problem(), rank, destination, values, job.resolutions());
+}
+
 }  // namespace m2n::cli

@@ -12,6 +12,7 @@
 #include "core/api/builtin.hpp"
 #include "core/cli/experiment.hpp"
 #include "core/engine/local_job.hpp"
+#include "core/engine/oracle.hpp"
 #include "core/io/dump.hpp"
 #include "core/plan/relabel.hpp"
 #include "core/plan/topology.hpp"
@@ -42,6 +43,8 @@ class Job {
   const std::vector<DumpDigest>& known_digests() const noexcept { return known_digests_; }
   /// Sources, sinks and transports of every rank of the world.
   std::vector<LocalRank> make_ranks() const;
+  std::unique_ptr<WeightSource> make_source(Rank rank) const;
+  std::unique_ptr<WeightSink> make_sink(Rank rank) const;
 
  private:
   void build_from_problem();
@@ -53,8 +56,6 @@ class Job {
   void resolve_models();
   void apply_relabelling();
   std::unique_ptr<TensorValues> make_values(Catalogue made_up);
-  std::unique_ptr<WeightSource> make_source(Rank rank) const;
-  std::unique_ptr<WeightSink> make_sink(Rank rank) const;
 
   Experiment experiment_;
   Registries registries_;
@@ -71,5 +72,10 @@ class Job {
   std::optional<Plan> replayed_;
   std::vector<DumpDigest> known_digests_;
 };
+
+/// Compares a rank's destination with @p values: the live model where there is one, and otherwise
+/// the pieces. Nothing is compared on a rank without a sink.
+Comparison verify_worker(const Job& job, Rank rank, WeightSink* sink,
+                         const std::vector<LocalBuffer>& destination, const TensorValues& values);
 
 }  // namespace m2n::cli

@@ -40,6 +40,13 @@ constexpr std::array kCommands = {
             "who holds what of an experiment or problem file: one JSON line a parameter, side and "
             "rank",
             layout_command, true},
+    Command{"launch", "EXPERIMENT [FLAGS]",
+            "all ranks of a job as processes on this machine: rounds of weights that change",
+            launch_command, true},
+    Command{"trainer", "EXPERIMENT --rank N --master HOST:PORT [--control URL,...] [FLAGS]",
+            "one trainer rank of a job", trainer_command, true},
+    Command{"worker", "EXPERIMENT --rank N [--listen HOST:PORT] [--meet HOST:PORT] [FLAGS]",
+            "one worker of a job; ends when it is told to (SIGTERM)", worker_command, true},
     Command{"inspect", "FILE [--json]", "what a checkpoint or a dump holds", inspect_command,
             false},
     Command{"diff", "DUMP DUMP [--only SECTION]... [--json]",

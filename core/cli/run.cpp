@@ -37,22 +37,6 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-/// Compares a rank's destination with the oracle: the live model where there is one, and otherwise
-/// the pieces.
-Comparison verify_rank(const Job& job, const RankView& view) {
-  if (view.sink == nullptr) {
-    return {};
-  }
-  if (job.models() != nullptr) {
-    if (const auto live = view.sink->live(); !live.empty()) {
-      const auto worker = static_cast<std::size_t>(view.rank - job.first_worker());
-      return verify_model((*job.models())[worker], view.rank, live, job.values());
-    }
-  }
-  return verify_pieces(job.problem(), view.rank, view.buffers->destination, job.values(),
-                       job.resolutions());
-}
-
 struct Result {
   PlanSummary plan;
   std::string digest;
@@ -191,7 +175,7 @@ class Inspection {
 
   void rank(const RankView& view) {
     if (job_.experiment().verify) {
-      add(verify_rank(job_, view));
+      add(verify_worker(job_, view.rank, view.sink, view.buffers->destination, job_.values()));
     }
     if (dump_ != nullptr || !job_.known_digests().empty()) {
       const Problem& problem = job_.problem();

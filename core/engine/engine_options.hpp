@@ -35,6 +35,8 @@ inline constexpr std::string_view kIntegrity = "integrity";
 inline constexpr std::string_view kAccept = "accept";    ///< Workers check what has come.
 inline constexpr std::string_view kFinish = "finish";    ///< Workers commit.
 inline constexpr std::string_view kOutcome = "outcome";  ///< Trainers hear of it.
+inline constexpr std::string_view kDeploymentCommand = "deployment command";
+inline constexpr std::string_view kDeploymentResult = "deployment result";
 }  // namespace phases
 
 /// A plain value. What must be equal on all ranks is compared in the data-plane agreement.

@@ -8,9 +8,11 @@
 #include <exception>
 #include <functional>
 #include <future>
+#include <numeric>
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/rendezvous/rank_list.hpp"
 
 namespace m2n {
 namespace {
@@ -28,8 +30,11 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-std::string deployment_text(std::size_t deployment) {
-  return "deployment " + std::to_string(deployment);
+/// "deployment 0 (ranks 4-5)".
+std::string deployment_text(std::size_t deployment, const InitRequest& request) {
+  std::vector<Rank> ranks(static_cast<std::size_t>(request.world_size - request.rank_offset));
+  std::iota(ranks.begin(), ranks.end(), request.rank_offset);
+  return "deployment " + std::to_string(deployment) + " (" + name_ranks(ranks) + ")";
 }
 
 }  // namespace
@@ -63,11 +68,12 @@ void TrainerEngine::check(const TrainerInit& init) const {
   for (std::size_t i = 0; i < init.deployments.size(); ++i) {
     const DeploymentSpec& deployment = init.deployments[i];
     if (deployment.workers < 1) {
-      wrong(deployment_text(i) + " has " + std::to_string(deployment.workers) +
+      wrong("deployment " + std::to_string(i) + " has " + std::to_string(deployment.workers) +
             " workers; it needs at least one");
     }
     if (init.rank == 0 && !deployment.control) {
-      wrong(deployment_text(i) + " has no control client, which trainer rank 0 needs");
+      wrong("deployment " + std::to_string(i) +
+            " has no control client, which trainer rank 0 needs");
     }
   }
 }
@@ -132,17 +138,23 @@ void TrainerEngine::init(TrainerInit init, WeightSource& source) {
 class TrainerEngine::Beside {
  public:
   /// @param fail  Ends the collective; called in the helper thread.
-  Beside(ControlClient& control, std::function<void()> call,
+  Beside(ControlClient& control, const Link& link, std::function<void()> call,
          std::function<void(const std::string&)> fail)
       : control_(control),
-        done_(std::async(std::launch::async, [call = std::move(call), fail = std::move(fail)] {
-          try {
-            call();
-          } catch (const std::exception& error) {
-            fail(error.what());
-            throw;
-          }
-        })) {}
+        done_(
+            std::async(std::launch::async, [&link, call = std::move(call), fail = std::move(fail)] {
+              try {
+                call();
+              } catch (const std::exception& error) {
+                const auto* const known = dynamic_cast<const Error*>(&error);
+                if (known != nullptr && known->code() == Errc::peer_lost) {
+                  // Whoever answers calls has died: the store soon says which rank.
+                  link.settled_failure();
+                }
+                fail(error.what());
+                throw;
+              }
+            })) {}
   Beside(const Beside&) = delete;
   Beside& operator=(const Beside&) = delete;
   ~Beside() {
@@ -184,17 +196,26 @@ void TrainerEngine::init_link(std::size_t deployment) {
   ControlClient& control = *init_.deployments[deployment].control;
   const json::object body = to_json(request);
   Beside beside(
-      control, [&] { control.init_weight_transfer_engine(body, options_.init_deadline()); },
-      [&](const std::string& why) { store_->abort(deployment_text(deployment) + ": " + why); });
+      control, link, [&] { control.init_weight_transfer_engine(body, options_.init_deadline()); },
+      [&](const std::string& why) {
+        store_->abort(deployment_text(deployment, links_[deployment]->request()) + ": " + why);
+      });
   link.init(early);
   link.phase(kInitOutcome, {}, [&] {
     try {
       beside.join();
     } catch (const Error& error) {
-      throw Error(error.code(), deployment_text(deployment) + ": " + error.what());
+      throw Error(error.code(),
+                  deployment_text(deployment, links_[deployment]->request()) + ": " + error.what());
     }
     publish_outcome(kInitOutcome, 0);
   });
+}
+
+/// Of a short call: the workers', and their agreement about its result, which names who is missing.
+std::chrono::milliseconds TrainerEngine::call_span() const {
+  return 2 * options_.deadline_span(phases::kFinish) +
+         options_.deadline_span(phases::kDeploymentResult);
 }
 
 RoundRequest TrainerEngine::request_of(const Link& link, std::uint64_t version) const {
@@ -218,7 +239,7 @@ void TrainerEngine::update(std::size_t deployment, std::uint64_t version) {
         to_json(request),
         deadline_in(options_.deadline_span(phases::kRound) + links_[deployment]->move_span() +
                     options_.deadline_span(phases::kIntegrity) +
-                    options_.deadline_span(phases::kAccept)));
+                    options_.deadline_span(phases::kAccept) + call_span()));
   } while (at < params_.size());
 }
 
@@ -228,9 +249,10 @@ void TrainerEngine::drive(std::uint64_t version, RoundSummary& summary) {
     const json::object body = to_json(request_of(*links_[deployment], version));
     ControlClient& control = *init_.deployments[deployment].control;
     try {
-      (control.*method)(body, options_.deadline_of(phases::kFinish));
+      (control.*method)(body, deadline_in(call_span()));
     } catch (const Error& error) {
-      throw Error(error.code(), deployment_text(deployment) + ": " + error.what());
+      throw Error(error.code(),
+                  deployment_text(deployment, links_[deployment]->request()) + ": " + error.what());
     }
   };
   for (std::size_t i = 0; i < links_.size(); ++i) {
@@ -239,17 +261,19 @@ void TrainerEngine::drive(std::uint64_t version, RoundSummary& summary) {
   for (std::size_t i = 0; i < links_.size(); ++i) {
     Link& link = *links_[i];
     Beside beside(
-        *init_.deployments[i].control, [&] { update(i, version); },
-        [&](const std::string& why) { link.abort(deployment_text(i) + ": " + why); });
+        *init_.deployments[i].control, link, [&] { update(i, version); },
+        [&](const std::string& why) {
+          link.abort(deployment_text(i, links_[i]->request()) + ": " + why);
+        });
     take(link.round(version), summary);
     try {
       beside.join();
     } catch (const Error& error) {
-      throw Error(error.code(), deployment_text(i) + ": " + error.what());
+      throw Error(error.code(), deployment_text(i, links_[i]->request()) + ": " + error.what());
     }
   }
   if (options_.on_phase) {
-    options_.on_phase(phases::kFinish);
+    links_.back()->phase(phases::kFinish, version, [&] { options_.on_phase(phases::kFinish); });
   }
   // All that can fail has been done: what is left is to say so. Who fails now is named, with the
   // versions of the others.
@@ -292,9 +316,8 @@ void TrainerEngine::publish_outcome(std::string_view phase, std::uint64_t versio
 
 void TrainerEngine::receive_outcome(std::string_view phase, std::uint64_t version) {
   WorldGroup& group = links_.back()->group();
-  // Rank 0 comes here only after the workers have finished.
-  const Deadline deadline =
-      deadline_in(2 * options_.deadline_span(phases::kFinish) + options_.deadline_span(phase));
+  // Rank 0 comes here only after the workers have finished, or do not answer.
+  const Deadline deadline = deadline_in(2 * call_span() + options_.deadline_span(phase));
   const std::string told = group.receive(phase, 0, deadline);
   if (told != std::to_string(version)) {
     throw Error(Errc::peer_lost, "rank 0 ended version " + told + " where version " +

@@ -5,6 +5,7 @@
 /// @file
 /// The engine of one trainer rank: sends its shards round after round, to one or more deployments.
 
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -100,6 +101,7 @@ class TrainerEngine final {
   void check(const TrainerInit& init) const;
   void serve();
   void init_link(std::size_t deployment);
+  std::chrono::milliseconds call_span() const;
   RoundRequest request_of(const Link& link, std::uint64_t version) const;
   void update(std::size_t deployment, std::uint64_t version);
   void drive(std::uint64_t version, RoundSummary& summary);

@@ -199,7 +199,10 @@ void WorkerEngine::lost(const std::string& why) {
     return;
   }
   if (state_ == State::received) {
-    give_up("version " + std::to_string(version_) + " was not finished: " + why);
+    // Rank 0 finds out who is missing when it calls, and tells everybody.
+    give_up("phase '" + std::string(phases::kFinish) + "': version " + std::to_string(version_) +
+                " was not finished: " + why,
+            false);
   } else if (!link_->failure().empty()) {
     state_ = State::idle;
     failure_ = why;

@@ -10,7 +10,6 @@
 #include <optional>
 #include <utility>
 
-#include "core/engine/deployment.hpp"
 #include "core/error.hpp"
 
 namespace m2n {
@@ -18,8 +17,8 @@ namespace {
 
 namespace json = boost::json;
 
-constexpr std::string_view kCommand = "deployment command";
-constexpr std::string_view kResult = "deployment result";
+using phases::kDeploymentCommand;
+using phases::kDeploymentResult;
 constexpr std::string_view kIdle = "idle";
 constexpr std::string_view kStop = "stop";
 
@@ -38,15 +37,6 @@ ControlCall call_from_string(std::string_view name) {
     }
   }
   throw Error(Errc::bad_argument, "worker 0 passes on an unknown call '" + std::string(name) + "'");
-}
-
-Statement run_stated(WorkerEngine& engine, ControlCall call, const json::object& body) {
-  try {
-    run_call(engine, call, body);
-    return Statement::value("");
-  } catch (const std::exception& error) {
-    return Statement::failure(error.what());
-  }
 }
 
 /// Why the call failed as a whole; empty when it did not. Workers that did not all fail alike give
@@ -187,6 +177,23 @@ void WorkerService::abort(const std::string& reason) noexcept {
   desk_->stop();
 }
 
+Statement WorkerService::run_stated(ControlCall call, const json::object& body) {
+  try {
+    run_call(engine_, call, body);
+    if (after_call_) {
+      try {
+        after_call_(call, body);
+      } catch (const std::exception& error) {
+        engine_.fail(error.what());
+        throw;
+      }
+    }
+    return Statement::value("");
+  } catch (const std::exception& error) {
+    return Statement::failure(error.what());
+  }
+}
+
 void WorkerService::run() {
   try {
     if (group_->rank() == 0) {
@@ -207,11 +214,13 @@ void WorkerService::run() {
 void WorkerService::lead() {
   const EngineOptions& options = engine_.options();
   const auto say = [&](std::string_view call, const json::object& body) {
-    group_->broadcast(kCommand, 0, json::serialize(json::object{{"call", call}, {"body", body}}),
-                      options.deadline_of(kCommand));
+    group_->broadcast(kDeploymentCommand, 0,
+                      json::serialize(json::object{{"call", call}, {"body", body}}),
+                      options.deadline_of(kDeploymentCommand));
   };
   for (;;) {
-    const std::shared_ptr<Job> job = desk_->take(deadline_in(options.deadline / 2));
+    const std::shared_ptr<Job> job =
+        desk_->take(deadline_in(options.deadline_span(kDeploymentCommand) / 2));
     if (const std::string failure = group_->failure(); !failure.empty()) {
       if (job) {
         job->done.set_exception(std::make_exception_ptr(Error(Errc::peer_lost, failure)));
@@ -228,9 +237,9 @@ void WorkerService::lead() {
     }
     try {
       say(to_string(job->call), job->body);
-      const Statement mine = run_stated(engine_, job->call, job->body);
-      const std::string error =
-          settle(engine_, group_->agree(kResult, mine, options.deadline_of(kResult)));
+      const Statement mine = run_stated(job->call, job->body);
+      const std::string error = settle(
+          engine_, group_->agree(kDeploymentResult, mine, options.deadline_of(kDeploymentResult)));
       if (!error.empty()) {
         job->done.set_exception(std::make_exception_ptr(Error(Errc::bad_argument, error)));
         continue;
@@ -249,8 +258,8 @@ void WorkerService::lead() {
 void WorkerService::follow() {
   const EngineOptions& options = engine_.options();
   for (;;) {
-    const std::string text =
-        group_->broadcast(kCommand, 0, {}, deadline_in(2 * options.deadline_span(kCommand)));
+    const std::string text = group_->broadcast(
+        kDeploymentCommand, 0, {}, deadline_in(2 * options.deadline_span(kDeploymentCommand)));
     const json::value command = json::parse(text);
     const std::string_view name = command.at("call").as_string();
     if (name == kStop) {
@@ -259,9 +268,8 @@ void WorkerService::follow() {
     if (name == kIdle) {
       continue;
     }
-    const Statement mine =
-        run_stated(engine_, call_from_string(name), command.at("body").as_object());
-    settle(engine_, group_->agree(kResult, mine, options.deadline_of(kResult)));
+    const Statement mine = run_stated(call_from_string(name), command.at("body").as_object());
+    settle(engine_, group_->agree(kDeploymentResult, mine, options.deadline_of(kDeploymentResult)));
   }
 }
 

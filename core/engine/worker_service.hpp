@@ -6,10 +6,13 @@
 /// The workers of a deployment as processes of their own: worker 0 answers the control plane, and
 /// passes every call on.
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "core/control/control.hpp"
+#include "core/engine/deployment.hpp"
 #include "core/engine/worker_engine.hpp"
 #include "core/rendezvous/world_group.hpp"
 
@@ -32,6 +35,12 @@ class WorkerService final {
   /// What the control plane calls. Of worker 0 alone; null on the others. May outlive this.
   std::shared_ptr<ControlHandler> handler() const;
 
+  /// @p check runs on every worker after each call that went well there, in run()'s thread; what it
+  /// throws is an error of that worker in the call. Before run().
+  void after_call(std::function<void(ControlCall, const boost::json::object& body)> check) {
+    after_call_ = std::move(check);
+  }
+
   /// Takes calls until stop() of worker 0. Idle workers hear from worker 0 at least twice a
   /// deadline, so that one that is stopped is noticed.
   void run();
@@ -46,10 +55,12 @@ class WorkerService final {
 
   void lead();
   void follow();
+  Statement run_stated(ControlCall call, const boost::json::object& body);
 
   WorkerEngine& engine_;
   std::unique_ptr<WorldGroup> group_;
   std::shared_ptr<Desk> desk_;
+  std::function<void(ControlCall, const boost::json::object&)> after_call_;
 };
 
 }  // namespace m2n

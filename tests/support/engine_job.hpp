@@ -22,6 +22,7 @@ class EngineJob {
 
   Rank trainers() const { return trainers_; }
   Rank workers() const { return workers_; }
+  Registries& registries() { return registries_; }
   const Registries& registries() const { return registries_; }
   const std::vector<ParamSpec>& params() const { return params_; }
 

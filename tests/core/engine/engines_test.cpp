@@ -9,8 +9,10 @@
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
+#include <condition_variable>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <ostream>
 #include <set>
 #include <thread>
@@ -62,13 +64,62 @@ class Watched final : public ControlClient {
   Look look_;
 };
 
+/// A source that declares something else than the others.
+class OtherSource final : public WeightSource {
+ public:
+  OtherSource(std::unique_ptr<WeightSource> source,
+              const std::function<void(std::vector<ParamSpec>&)>& alter)
+      : source_(std::move(source)), params_(source_->params()) {
+    alter(params_);
+  }
+  std::string_view name() const noexcept override { return "other"; }
+  const std::vector<ParamSpec>& params() const override { return params_; }
+  std::vector<ParamLoan> borrow(std::uint64_t version) override { return source_->borrow(version); }
+
+ private:
+  std::unique_ptr<WeightSource> source_;
+  std::vector<ParamSpec> params_;
+};
+
+/// A transport that never moves anything and knows no deadline: only abort() ends a wait.
+class StuckTransport final : public Transport {
+ public:
+  std::string_view name() const noexcept override { return "stuck"; }
+  void connect(Group& /*group*/, Deadline /*deadline*/) override {}
+  std::unique_ptr<Session> prepare(const Program& /*program*/, const Buffers& /*buffers*/,
+                                   Deadline /*deadline*/) override {
+    return std::make_unique<StuckSession>();
+  }
+
+ private:
+  class StuckSession final : public Session {
+   public:
+    void start(std::uint64_t /*version*/, Deadline /*deadline*/) override {}
+    RoundReport wait(Deadline /*deadline*/) override {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return aborted_; });
+      throw TransportError(Errc::peer_lost, "stuck: aborted");
+    }
+    void abort() noexcept override {
+      const std::lock_guard lock(mutex_);
+      aborted_ = true;
+      changed_.notify_all();
+    }
+
+   private:
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    bool aborted_ = false;
+  };
+};
+
 /// All ranks of a job in this process. Deployments are alike.
 class Threads {
  public:
   explicit Threads(Rank trainer_count = 2, Rank worker_count = 2, std::size_t deployments = 1,
                    const std::string& sink = "inplace")
       : job(trainer_count, worker_count),
-        sink_(sink),
+        sink_kinds(deployments * static_cast<std::size_t>(worker_count), sink),
         socket_(ListenSocket::reserve("127.0.0.1", 0)) {
     for (Rank trainer = 0; trainer < trainer_count; ++trainer) {
       sources.push_back(job.source(trainer));
@@ -97,7 +148,7 @@ class Threads {
     workers.clear();
     sinks.clear();
     for (std::size_t i = 0; i < worker_options.size(); ++i) {
-      sinks.push_back(job.sink(static_cast<Rank>(i) % job.workers(), sink_));
+      sinks.push_back(job.sink(static_cast<Rank>(i) % job.workers(), sink_kinds[i]));
     }
     for (std::size_t i = 0; i < sources.size(); ++i) {
       engines.push_back(std::make_unique<TrainerEngine>(job.registries(), trainer_options[i]));
@@ -175,6 +226,7 @@ class Threads {
   }
 
   EngineJob job;
+  std::vector<std::string> sink_kinds;
   std::map<Rank, std::string_view> faults;  ///< Ranks that throw, and in which phase.
   std::vector<EngineOptions> trainer_options;
   std::vector<EngineOptions> worker_options;
@@ -194,7 +246,6 @@ class Threads {
     };
   }
 
-  std::string sink_;
   ListenSocket socket_;
 };
 
@@ -219,6 +270,7 @@ BOOST_AUTO_TEST_CASE(weights_that_change_arrive_in_every_round) {
   Threads threads(3, 2);
   threads.make();
   check_no_error(threads.init());
+  BOOST_TEST(!threads.handlers[0]->weight_state().serving);  // not before it has weights
   for (std::uint64_t version = 1; version <= 4; ++version) {
     check_no_error(threads.send());
     BOOST_TEST(threads.check(version) == "");
@@ -281,6 +333,37 @@ const std::vector<Fault> kInitFaults = {
      "phase 'source agreement': ranks 0, 3: out of luck"},
     {"a worker throws while it resolves", [](Threads& t) { t.faults[3] = phases::kDestination; },
      "phase 'destination agreement': rank 3: out of luck"},
+    {"a trainer that declares another dtype",
+     [](Threads& t) {
+       t.sources[1] = std::make_unique<OtherSource>(std::move(t.sources[1]), [](auto& params) {
+         params[2].dtype = DType::i8;
+         params[2].side.layout = std::make_shared<const Layout>(
+             Layout::sharded(params[2].shape, DType::i8, Mesh({2}, 0), {Placement::replicate()}));
+       });
+     },
+     "phase 'source agreement': rank 1: parameter 'all to rows' has dtype \"i8\" instead of "
+     "\"u8\" on rank 0"},
+    {"a trainer with another order",
+     [](Threads& t) {
+       t.sources[1] = std::make_unique<OtherSource>(
+           std::move(t.sources[1]), [](auto& params) { std::swap(params[0], params[1]); });
+     },
+     "rank 1: parameter 'rows to all' stands where 'rows to columns' does on rank 0"},
+    {"a trainer that lacks a parameter",
+     [](Threads& t) {
+       t.sources[1] = std::make_unique<OtherSource>(std::move(t.sources[1]),
+                                                    [](auto& params) { params.pop_back(); });
+     },
+     "rank 1: 4 parameters instead of 5, the first missing one is 'scalar' on rank 0"},
+    {"a trainer that declares a name twice",
+     [](Threads& t) {
+       t.sources[1] = std::make_unique<OtherSource>(
+           std::move(t.sources[1]), [](auto& params) { params[1].name = params[0].name; });
+     },
+     "rank 1: parameter 'rows to columns' is declared twice; names must be unique"},
+    {"workers that resolve differently", [](Threads& t) { t.sink_kinds[1] = "load_weights"; },
+     "phase 'destination agreement': rank 3: parameter 'rows to columns' has mode \"fallback\" "
+     "instead of \"direct\" on rank 2"},
     {"another transport", [](Threads& t) { t.worker_options[0].transport = "simulated"; },
      "transport is \"simulated\" instead of \"loopback\" on rank 0"},
     {"another planner", [](Threads& t) { t.trainer_options[1].planner = "striped"; },
@@ -321,6 +404,10 @@ BOOST_DATA_TEST_CASE(an_error_in_init_is_the_same_on_every_rank, bdata::make(kIn
 
   // The same process, the same address, a new epoch.
   threads.faults.clear();
+  for (Rank trainer = 0; trainer < 2; ++trainer) {
+    threads.sources[static_cast<std::size_t>(trainer)] = threads.job.source(trainer);
+  }
+  threads.sink_kinds = {"inplace", "inplace"};
   threads.trainer_options = trainer_options;
   threads.worker_options = worker_options;
   threads.make();
@@ -530,6 +617,31 @@ BOOST_AUTO_TEST_CASE(a_peer_that_never_comes_is_named_at_the_deadline) {
                           return text.find("phase 'rendezvous'") != text.npos &&
                                  text.find("ranks missing: 1") != text.npos;
                         });
+}
+
+/// The watchdog ends what knows no deadline: by the deadline, or because another rank has failed.
+BOOST_DATA_TEST_CASE(a_transport_that_is_stuck_is_aborted, bdata::make({true, false}),
+                     another_fails) {
+  Threads threads(2, 2);
+  threads.job.registries().transports.add("stuck", "never ends", [](const TransportContext&) {
+    return std::make_unique<StuckTransport>();
+  });
+  for (auto* options : {&threads.trainer_options, &threads.worker_options}) {
+    for (EngineOptions& each : *options) {
+      each.transport = "stuck";
+      if (!another_fails) {
+        each.phase_deadlines[std::string(phases::kMove)] = std::chrono::milliseconds(200);
+      }
+    }
+  }
+  if (another_fails) {
+    threads.faults[3] = phases::kMove;
+  }
+  threads.make();
+  check_no_error(threads.init());
+  check_same_error(threads.send(), another_fails ? "rank 3 gave up: phase 'move': out of luck"
+                                                 : "phase 'move': stuck");
+  BOOST_TEST(!threads.handlers[0]->weight_state().serving);
 }
 
 BOOST_AUTO_TEST_SUITE_END()
