@@ -21,8 +21,28 @@ read -ra flags <<<"$(pkg-config --define-variable=prefix="$tree" --cflags --libs
 read -ra required <<<"$(pkg-config --cflags eigen3)"
 flags+=("${required[@]}")
 cd "$scratch"  # so that no header of the source tree is found
-"$@" -O1 -Wall -Wextra "$here/main.cpp" -o embed "${flags[@]}" -pthread "-Wl,-rpath,$tree/$libdir"
-./embed
+for program in main trainer worker; do
+  "$@" -O1 -Wall -Wextra "$here/$program.cpp" -o "$program" "${flags[@]}" -pthread \
+    "-Wl,-rpath,$tree/$libdir" &
+done
+wait
+./main
+
+# Two trainers and two workers, processes that know of m2n what is installed.
+free_port() {
+  python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+}
+master=$(free_port) meet=$(free_port) control=$(free_port)
+children=()
+for number in 0 1; do
+  timeout 100 ./worker "$number" "$meet" "$control" &
+  children+=($!)
+  timeout 100 ./trainer "$number" "$master" "http://127.0.0.1:$control" &
+  children+=($!)
+done
+for child in "${children[@]}"; do
+  wait "$child"
+done
 
 # Every installed header finds what it includes.
 (cd "$tree/include/m2n" && find . -name '*.hpp' -printf '#include "%P"\n') >headers.cpp
