@@ -4,6 +4,8 @@
 /// @file
 /// Names in a dump: virtual datasets, links, groups and what they hold.
 
+#include <algorithm>
+
 #include "core/io/dump_h5_calls.hpp"
 
 namespace m2n::h5 {
@@ -105,7 +107,11 @@ std::vector<Member> members(const File& file, const std::string& group) {
       return -1;
     }
   };
-  check(H5Literate(object.id(), H5_INDEX_NAME, H5_ITER_INC, nullptr, take, &out), "list", label);
+  // In the order of the file: to sort, HDF5 1.10 makes a table, of which it frees entries that it
+  // never filled when the group is damaged.
+  check(H5Literate(object.id(), H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, take, &out), "list", label);
+  std::sort(out.begin(), out.end(),
+            [](const Member& a, const Member& b) { return a.name < b.name; });
   const std::string prefix = group == "/" ? group : group + "/";
   for (Member& member : out) {
     if (member.kind == Kind::link) {

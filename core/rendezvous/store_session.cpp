@@ -192,6 +192,7 @@ std::optional<Refusal> StoreSession::admit(const wire::Hello& hello) {
   room_ = &room;
   rank_ = hello.rank;
   room.seats[static_cast<std::size_t>(rank_)] = this;
+  store_.changed();  // counted before the client hears of it
   room.world.join(hello, wire::welcome_proof(store_.options.token, hello.nonce),
                   std::chrono::steady_clock::now());
   return std::nullopt;
