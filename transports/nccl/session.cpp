@@ -154,6 +154,7 @@ struct EngineBatch {
 struct Stage {
   Range gates;
   Range signals;
+  Range permissions;  ///< Signals to those who write scratch here in a later stage.
   ListSlice list;
   EngineBatch engine;
   std::vector<WireStep> wire;
@@ -614,8 +615,14 @@ class NcclSession final : public Session {
       std::vector<Placed> remote;
       std::map<std::size_t, PairRegions> wire_sends;
       std::map<std::size_t, PairRegions> wire_receives;
-      std::set<std::size_t> to;    // mapped
-      std::set<std::size_t> from;  // mapped
+      std::set<std::size_t> to;            // mapped
+      std::set<std::size_t> from;          // mapped
+      std::set<std::size_t> to_scratch;    // of `to`: those whose scratch is written
+      std::set<std::size_t> from_scratch;  // of `from`: those that write scratch here
+
+      bool empty() const {
+        return local.empty() && remote.empty() && wire_sends.empty() && wire_receives.empty();
+      }
     };
     std::vector<Work> work(program.stage_count);
     for (const Region& region : program.copies) {
@@ -640,6 +647,9 @@ class NcclSession final : public Session {
       (path == Path::local ? stage.local : stage.remote)
           .push_back({region.copy, address(region.from), target});
       stage.to.insert(to);
+      if (region.to.role == Role::scratch) {
+        stage.to_scratch.insert(to);
+      }
     }
     for (const Region& region : program.receives) {
       if (region.bytes == 0) {
@@ -653,6 +663,9 @@ class NcclSession final : public Session {
         pair.regions.push_back({region.copy, 0, address(region.to)});
       } else {
         stage.from.insert(from);
+        if (region.to.role == Role::scratch) {
+          stage.from_scratch.insert(from);
+        }
       }
     }
 
@@ -664,13 +677,26 @@ class NcclSession final : public Session {
       return control_of_.at(peer) + sizeof(ControlHead) + flag * sizeof(std::uint64_t);
     };
     std::set<std::size_t> sources;
+    std::map<std::size_t, std::size_t> last_scratch;  // by source: last stage that writes scratch
     std::size_t pairs = 0;
-    for (const Work& stage : work) {
+    for (std::size_t s = 0; s < work.size(); ++s) {
+      const Work& stage = work[s];
       sources.insert(stage.from.begin(), stage.from.end());
+      for (const std::size_t source : stage.from_scratch) {
+        last_scratch[source] = s;
+      }
       pairs = std::max(pairs, stage.wire_sends.size() + stage.wire_receives.size());
     }
+    // Scratch is used over and over: who writes it in a stage must wait until this rank has done
+    // all its earlier ones. A permission is the first stage that is not done yet.
+    std::vector<std::uint32_t> not_done(work.size() + 1);  // [stage] the first from there on
+    not_done.back() = static_cast<std::uint32_t>(work.size());
+    for (std::size_t s = work.size(); s-- > 0;) {
+      not_done[s] = work[s].empty() ? not_done[s + 1] : static_cast<std::uint32_t>(s);
+    }
     for (const std::size_t source : sources) {
-      signals.push_back({flag_address(source, rank_), 0});
+      signals.push_back(
+          {flag_address(source, rank_), last_scratch.contains(source) ? not_done[0] : 0});
     }
     ready_ = {0, signals.size()};
     Staging staging{0, slot_bytes_for(pairs, limits_)};
@@ -690,6 +716,7 @@ class NcclSession final : public Session {
     for (std::size_t s = 0; s < work.size(); ++s) {
       Work& from = work[s];
       Stage& stage = stages_[s];
+      const bool works = !from.empty();
       Division division = divide(merge_equal_steps(merge_adjacent(std::move(from.remote))), model);
       std::vector<Placed> list = merge_adjacent(std::move(from.local));
       list.insert(list.end(), std::make_move_iterator(division.list.begin()),
@@ -713,7 +740,10 @@ class NcclSession final : public Session {
         }
         landed.clear();
         for (const std::size_t to : from.to) {
-          if (allowed.insert(to).second) {
+          if (from.to_scratch.contains(to)) {
+            allowed.insert(to);
+            gates.push_back({static_cast<std::uint32_t>(to), static_cast<std::uint32_t>(s)});
+          } else if (allowed.insert(to).second) {
             gates.push_back({static_cast<std::uint32_t>(to), 0});
           }
         }
@@ -724,6 +754,13 @@ class NcclSession final : public Session {
         signals.push_back({flag_address(to, world_ + rank_), s + 1});
       }
       stage.signals.count = signals.size() - stage.signals.begin;
+      stage.permissions.begin = signals.size();
+      for (const auto& [source, last] : last_scratch) {
+        if (works && s < last) {
+          signals.push_back({flag_address(source, rank_), not_done[s + 1]});
+        }
+      }
+      stage.permissions.count = signals.size() - stage.permissions.begin;
       for (const std::size_t source : from.from) {
         landed[source] = static_cast<std::uint32_t>(s + 1);
       }
@@ -906,6 +943,14 @@ class NcclSession final : public Session {
     launch_gate(control_, {}, {slice(stage.signals), ended_}, main_);
   }
 
+  /// After everything of the stage.
+  void queue_permissions(std::size_t s) {
+    const Stage& stage = stages_[s];
+    if (stage.permissions.count > 0) {
+      launch_gate(control_, {}, {slice(stage.permissions), false}, main_);
+    }
+  }
+
   void copy_by_engine(EngineBatch& batch, bool captured) {
     for (const EngineCopy& copy : batch.pitched) {
       check(cudaMemcpy2DAsync(reinterpret_cast<void*>(copy.destination), copy.destination_pitch,
@@ -1009,6 +1054,7 @@ class NcclSession final : public Session {
         queue_engine(next_stage_, false);
         queued = true;
       }
+      queue_permissions(next_stage_);
       head_queued_ = false;
       ++next_stage_;
     }
@@ -1030,6 +1076,7 @@ class NcclSession final : public Session {
     for (std::size_t s = 0; s < stages_.size(); ++s) {
       queue_head(s, true);
       queue_engine(s, true);
+      queue_permissions(s);
     }
     queue_last();
     check(cudaStreamEndCapture(main_, &graph), "capture a round");
