@@ -149,8 +149,8 @@ std::string explain_text(const Job& job) {
                                     without_numbers(resolution.reason)};
     const auto [at, fresh] = numbers.emplace(key, lines.size());
     if (fresh) {
-      lines.push_back({std::move(key),
-                       {0, 0, to_string(parameter.shape), places_text(*resolution.side.layout)}});
+      lines.emplace_back(std::move(key), Line{0, 0, to_string(parameter.shape),
+                                              places_text(*resolution.side.layout)});
     }
     Line& line = lines[at->second].second;
     ++line.count;
