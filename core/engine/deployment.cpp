@@ -50,11 +50,12 @@ class LocalDeployment final : public ControlHandler {
     const std::lock_guard lock(mutex_);
     std::vector<std::string> errors(workers_.size());
     std::vector<Errc> codes(workers_.size(), Errc::bad_argument);
+    std::vector<char> invalidated(workers_.size(), 0);
     std::vector<std::thread> threads;
     for (std::size_t i = 0; i < workers_.size(); ++i) {
       threads.emplace_back([&, i] {
         try {
-          run_call(*workers_[i], call, body);
+          invalidated[i] = run_call(*workers_[i], call, body) ? 1 : 0;
         } catch (const Error& error) {
           errors[i] = error.what();
           codes[i] = error.code();
@@ -68,7 +69,7 @@ class LocalDeployment final : public ControlHandler {
     }
     const std::string text = join_errors(errors);
     if (text.empty()) {
-      return {};
+      return call_answer(call, std::count(invalidated.begin(), invalidated.end(), 0) == 0);
     }
     if (std::any_of(errors.begin(), errors.end(),
                     [&](const std::string& error) { return error != errors.front(); })) {
@@ -101,21 +102,29 @@ std::string_view to_string(ControlCall call) {
   return "unknown";
 }
 
-void run_call(WorkerEngine& worker, ControlCall call, const json::object& body) {
+bool run_call(WorkerEngine& worker, ControlCall call, const json::object& body) {
   switch (call) {
     case ControlCall::init:
       worker.init(init_request_from_json(body));
-      return;
+      return false;
     case ControlCall::start:
       worker.start(round_request_from_json(body, to_string(call), false));
-      return;
+      return false;
     case ControlCall::update:
       worker.update(round_request_from_json(body, to_string(call), true));
-      return;
+      return false;
     case ControlCall::finish:
       worker.finish(round_request_from_json(body, to_string(call), false));
-      return;
+      return worker.options().invalidate_caches != nullptr;
   }
+  return false;
+}
+
+json::object call_answer(ControlCall call, bool invalidated) {
+  if (call != ControlCall::finish) {
+    return {};
+  }
+  return {{"caches", invalidated ? "invalidated" : "unsupported"}};
 }
 
 std::string join_errors(const std::vector<std::string>& errors) {

@@ -19,8 +19,12 @@ namespace m2n {
 enum class ControlCall : std::uint8_t { init, start, update, finish };
 std::string_view to_string(ControlCall call);  ///< As HTTP names it.
 
-/// Runs @p call on one worker.
-void run_call(WorkerEngine& worker, ControlCall call, const boost::json::object& body);
+/// Runs @p call on one worker. @return Whether that was a finish that had its caches invalidated.
+bool run_call(WorkerEngine& worker, ControlCall call, const boost::json::object& body);
+
+/// The answer to a @p call that went well everywhere. A finish says "caches": "invalidated", or
+/// "unsupported" when @p invalidated is not so of all workers.
+boost::json::object call_answer(ControlCall call, bool invalidated);
 
 /// What the workers' errors are together: each distinct text once.
 std::string join_errors(const std::vector<std::string>& errors);

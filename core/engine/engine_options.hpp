@@ -6,6 +6,7 @@
 /// What trainer and worker engines are told apart from the weights, and the names of their phases.
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <string>
@@ -61,6 +62,13 @@ struct EngineOptions {
   /// Called when this rank enters a phase, in the thread that does; what it throws is an error of
   /// this rank in this phase. May be empty.
   std::function<void(std::string_view phase)> on_phase;
+  /// Of workers: makes the engine forget what it computed with other weights (KV and prefix
+  /// caches). Called in finish, in the thread that does, after everything of @p version was
+  /// accepted and right before it is committed. What it throws fails the finish as a failed commit
+  /// does. Must not call the WorkerEngine. A sink that serves the old version until the commit may
+  /// be read meanwhile: the engine admits no request until finish has returned, or keys what it
+  /// caches by version. May be empty: then finish answers that caches are unsupported.
+  std::function<void(std::uint64_t version)> invalidate_caches;
 
   std::chrono::milliseconds deadline_span(std::string_view phase) const {
     const auto found = phase_deadlines.find(phase);

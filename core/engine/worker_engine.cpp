@@ -226,6 +226,7 @@ std::uint64_t WorkerEngine::finish(const RoundRequest& request) {
     if (options_.on_phase) {
       options_.on_phase(phases::kFinish);
     }
+    invalidate_caches();
     sink_.commit(version_);
   } catch (const std::exception& error) {
     const std::string text = "phase '" + std::string(phases::kFinish) + "': rank " +
@@ -240,6 +241,18 @@ std::uint64_t WorkerEngine::finish(const RoundRequest& request) {
   link_->tell(Event::Level::info, phases::kFinish, version_,
               std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   return version_;
+}
+
+void WorkerEngine::invalidate_caches() const {
+  if (!options_.invalidate_caches) {
+    return;
+  }
+  try {
+    options_.invalidate_caches(version_);
+  } catch (const std::exception& error) {
+    throw Error(Errc::bad_argument,
+                std::string("the caches could not be invalidated: ") + error.what());
+  }
 }
 
 void WorkerEngine::give_up(const std::string& reason, bool tell_world) {

@@ -51,7 +51,7 @@ class WorkerEngine final {
   /// The next slice of the declared order; the one that completes it receives everything. Weights
   /// are touched only when all ranks are ready.
   void update(const RoundRequest& request);
-  /// Commits. @return the version.
+  /// Has the caches invalidated, where the options say how, and commits. @return the version.
   std::uint64_t finish(const RoundRequest& request);
 
   /// Gives up: what was written is rolled back, the other ranks of the world are told.
@@ -72,6 +72,7 @@ class WorkerEngine final {
   void refuse_late(const InitRequest& request) const;
   void check(const RoundRequest& request, std::string_view call) const;
   void receive(std::uint64_t version);
+  void invalidate_caches() const;
   void watch(Deadline deadline);
   void lost(const std::string& why);
   std::vector<Resolution> resolve(const std::vector<ParamSpec>& params);

@@ -21,12 +21,13 @@ using phases::kDeploymentCommand;
 using phases::kDeploymentResult;
 constexpr std::string_view kIdle = "idle";
 constexpr std::string_view kStop = "stop";
+constexpr std::string_view kInvalidated = "caches invalidated";  // what a worker states
 
 /// What worker 0 tells the others, and what it is asked itself.
 struct Job {
   ControlCall call = ControlCall::init;
   json::object body;
-  std::promise<void> done;
+  std::promise<json::object> done;  // with the answer
 };
 
 ControlCall call_from_string(std::string_view name) {
@@ -48,7 +49,7 @@ std::string settle(WorkerEngine& engine, const Verdict& verdict) {
       errors.push_back(side.statement.text);
     }
   }
-  const std::string text = join_errors(errors);
+  std::string text = join_errors(errors);
   if (!text.empty() && (verdict.sides.size() > 1 || !verdict.others.empty())) {
     engine.fail(text);
   }
@@ -127,7 +128,7 @@ class WorkerService::Desk final : public ControlHandler {
     auto job = std::make_shared<Job>();
     job->call = call;
     job->body = body;
-    std::future<void> done = job->done.get_future();
+    std::future<json::object> done = job->done.get_future();
     {
       const std::lock_guard lock(mutex_);
       if (!closed_.empty()) {
@@ -140,8 +141,7 @@ class WorkerService::Desk final : public ControlHandler {
       throw Error(Errc::timed_out, std::string(to_string(call)) +
                                        ": the deadline passed before all workers ended it");
     }
-    done.get();
-    return {};
+    return done.get();
   }
 
   mutable std::mutex mutex_;
@@ -179,7 +179,7 @@ void WorkerService::abort(const std::string& reason) noexcept {
 
 Statement WorkerService::run_stated(ControlCall call, const json::object& body) {
   try {
-    run_call(engine_, call, body);
+    const bool invalidated = run_call(engine_, call, body);
     if (after_call_) {
       try {
         after_call_(call, body);
@@ -188,7 +188,7 @@ Statement WorkerService::run_stated(ControlCall call, const json::object& body) 
         throw;
       }
     }
-    return Statement::value("");
+    return Statement::value(invalidated ? std::string(kInvalidated) : "");
   } catch (const std::exception& error) {
     return Statement::failure(error.what());
   }
@@ -238,8 +238,9 @@ void WorkerService::lead() {
     try {
       say(to_string(job->call), job->body);
       const Statement mine = run_stated(job->call, job->body);
-      const std::string error = settle(
-          engine_, group_->agree(kDeploymentResult, mine, options.deadline_of(kDeploymentResult)));
+      const Verdict verdict =
+          group_->agree(kDeploymentResult, mine, options.deadline_of(kDeploymentResult));
+      const std::string error = settle(engine_, verdict);
       if (!error.empty()) {
         job->done.set_exception(std::make_exception_ptr(Error(Errc::bad_argument, error)));
         continue;
@@ -247,7 +248,8 @@ void WorkerService::lead() {
       if (job->call == ControlCall::finish) {
         desk_->publish(engine_.version());
       }
-      job->done.set_value();
+      job->done.set_value(call_answer(
+          job->call, verdict.unanimous() && verdict.sides.front().statement.text == kInvalidated));
     } catch (const std::exception& error) {
       job->done.set_exception(std::make_exception_ptr(Error(Errc::peer_lost, error.what())));
       throw;

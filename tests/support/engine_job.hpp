@@ -27,7 +27,7 @@ class EngineJob {
   const std::vector<ParamSpec>& params() const { return params_; }
 
   std::unique_ptr<WeightSource> source(Rank trainer) const;
-  /// @param kind  "inplace" or "load_weights".
+  /// @param kind  "inplace", "shadow" or "load_weights".
   std::unique_ptr<WeightSink> sink(Rank worker, const std::string& kind = "inplace") const;
 
   /// What is wrong with the weights of @p worker as version @p version; empty when nothing is.

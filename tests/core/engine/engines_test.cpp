@@ -11,58 +11,22 @@
 #include <boost/test/unit_test.hpp>
 #include <condition_variable>
 #include <functional>
-#include <map>
 #include <mutex>
 #include <ostream>
-#include <set>
-#include <thread>
 
 #include "core/engine/deployment.hpp"
 #include "core/error.hpp"
-#include "tests/support/engine_job.hpp"
+#include "tests/support/engine_threads.hpp"
 
 namespace m2n {
 namespace {
 
 namespace bdata = boost::unit_test::data;
 namespace json = boost::json;
-using testing::EngineJob;
-
-constexpr std::chrono::seconds kLong{120};
-
-/// A client that looks at every call before it passes it on.
-class Watched final : public ControlClient {
- public:
-  using Look = std::function<void(ControlCall, json::object&)>;
-  Watched(std::shared_ptr<ControlHandler> handler, Look look)
-      : client_(make_local_client(std::move(handler))), look_(std::move(look)) {}
-
-  json::object init_weight_transfer_engine(const json::object& body, Deadline deadline) override {
-    return client_->init_weight_transfer_engine(looked(ControlCall::init, body), deadline);
-  }
-  json::object start_weight_update(const json::object& body, Deadline deadline) override {
-    return client_->start_weight_update(looked(ControlCall::start, body), deadline);
-  }
-  json::object update_weights(const json::object& body, Deadline deadline) override {
-    return client_->update_weights(looked(ControlCall::update, body), deadline);
-  }
-  json::object finish_weight_update(const json::object& body, Deadline deadline) override {
-    return client_->finish_weight_update(looked(ControlCall::finish, body), deadline);
-  }
-  WeightState weight_state(Deadline deadline) override { return client_->weight_state(deadline); }
-  void cancel(const std::string& reason) noexcept override { client_->cancel(reason); }
-
- private:
-  json::object looked(ControlCall call, json::object body) {
-    if (look_) {
-      look_(call, body);
-    }
-    return body;
-  }
-
-  std::unique_ptr<ControlClient> client_;
-  Look look_;
-};
+using testing::check_no_error;
+using testing::check_same_error;
+using testing::kLong;
+using testing::Threads;
 
 /// A source that declares something else than the others.
 class OtherSource final : public WeightSource {
@@ -112,156 +76,6 @@ class StuckTransport final : public Transport {
     bool aborted_ = false;
   };
 };
-
-/// All ranks of a job in this process. Deployments are alike.
-class Threads {
- public:
-  explicit Threads(Rank trainer_count = 2, Rank worker_count = 2, std::size_t deployments = 1,
-                   const std::string& sink = "inplace")
-      : job(trainer_count, worker_count),
-        sink_kinds(deployments * static_cast<std::size_t>(worker_count), sink),
-        socket_(ListenSocket::reserve("127.0.0.1", 0)) {
-    for (Rank trainer = 0; trainer < trainer_count; ++trainer) {
-      sources.push_back(job.source(trainer));
-      trainer_options.emplace_back();
-      prepare(trainer_options.back(), trainer);
-    }
-    for (std::size_t d = 0; d < deployments; ++d) {
-      for (Rank worker = 0; worker < worker_count; ++worker) {
-        worker_options.emplace_back();
-        prepare(worker_options.back(), trainer_count + worker);
-      }
-    }
-  }
-
-  Threads(const Threads&) = delete;
-  Threads& operator=(const Threads&) = delete;
-  ~Threads() {
-    each([&](Rank trainer) { engine(trainer).shutdown(); });
-  }
-
-  /// Makes engines and sinks from the options as they are now.
-  void make() {
-    each([&](Rank trainer) { engine(trainer).shutdown(); });
-    engines.clear();
-    handlers.clear();
-    workers.clear();
-    sinks.clear();
-    for (std::size_t i = 0; i < worker_options.size(); ++i) {
-      sinks.push_back(job.sink(static_cast<Rank>(i) % job.workers(), sink_kinds[i]));
-    }
-    for (std::size_t i = 0; i < sources.size(); ++i) {
-      engines.push_back(std::make_unique<TrainerEngine>(job.registries(), trainer_options[i]));
-    }
-    const auto count = static_cast<std::size_t>(job.workers());
-    std::vector<WorkerEngine*> deployment;
-    for (std::size_t i = 0; i < sinks.size(); ++i) {
-      workers.push_back(std::make_unique<WorkerEngine>(job.registries(), worker_options[i],
-                                                       *sinks[i], static_cast<Rank>(i % count),
-                                                       job.workers()));
-      deployment.push_back(workers.back().get());
-      if (deployment.size() == count) {
-        handlers.push_back(make_deployment(std::move(deployment)));
-        deployment.clear();
-      }
-    }
-  }
-
-  /// Runs @p body for every trainer. @return what each threw, by rank; empty for nothing.
-  std::vector<std::string> each(const std::function<void(Rank)>& body) {
-    std::vector<std::string> errors(engines.size());
-    std::vector<std::thread> threads;
-    for (std::size_t i = 0; i < engines.size(); ++i) {
-      threads.emplace_back([&, i] {
-        try {
-          body(static_cast<Rank>(i));
-        } catch (const std::exception& error) {
-          errors[i] = error.what();
-        }
-      });
-    }
-    for (std::thread& thread : threads) {
-      thread.join();
-    }
-    return errors;
-  }
-
-  std::vector<std::string> init(std::uint64_t epoch = 1, const Watched::Look& look = {},
-                                const std::function<void(TrainerInit&)>& alter = {}) {
-    return each([&](Rank trainer) {
-      TrainerInit init = job.trainer_init(trainer, socket_.port(), epoch);
-      init.deployments.clear();
-      for (const auto& handler : handlers) {
-        init.deployments.push_back(
-            {job.workers(), {}, trainer == 0 ? std::make_shared<Watched>(handler, look) : nullptr});
-      }
-      if (trainer == 0) {
-        init.listen_socket = socket_.share();
-      }
-      if (alter) {
-        alter(init);
-      }
-      engine(trainer).init(std::move(init), *sources[static_cast<std::size_t>(trainer)]);
-    });
-  }
-
-  std::vector<std::string> send() {
-    return each([&](Rank trainer) { engine(trainer).send_weights(); });
-  }
-
-  TrainerEngine& engine(Rank trainer) { return *engines[static_cast<std::size_t>(trainer)]; }
-
-  /// What is wrong with the workers as version @p version, with an oracle; empty when nothing is.
-  std::string check(std::uint64_t version) {
-    for (std::size_t i = 0; i < sinks.size(); ++i) {
-      if (workers[i]->version() != version) {
-        return "worker " + std::to_string(i) + " is not at version " + std::to_string(version);
-      }
-      const Rank worker = static_cast<Rank>(i) % job.workers();
-      if (const std::string wrong = job.check(*sinks[i], worker, version); !wrong.empty()) {
-        return wrong;
-      }
-    }
-    return {};
-  }
-
-  EngineJob job;
-  std::vector<std::string> sink_kinds;
-  std::map<Rank, std::string_view> faults;  ///< Ranks that throw, and in which phase.
-  std::vector<EngineOptions> trainer_options;
-  std::vector<EngineOptions> worker_options;
-  std::vector<std::unique_ptr<WeightSource>> sources;
-  std::vector<std::unique_ptr<WeightSink>> sinks;
-  std::vector<std::unique_ptr<TrainerEngine>> engines;
-  std::vector<std::unique_ptr<WorkerEngine>> workers;
-  std::vector<std::shared_ptr<ControlHandler>> handlers;
-
- private:
-  void prepare(EngineOptions& options, Rank rank) {
-    options.deadline = kLong;
-    options.on_phase = [this, rank](std::string_view phase) {
-      if (const auto fault = faults.find(rank); fault != faults.end() && fault->second == phase) {
-        throw std::runtime_error("out of luck");
-      }
-    };
-  }
-
-  ListenSocket socket_;
-};
-
-/// All ranks threw one text, which holds @p part.
-void check_same_error(const std::vector<std::string>& errors, const std::string& part) {
-  for (const std::string& error : errors) {
-    BOOST_TEST(error == errors.front());
-    BOOST_TEST(error.find(part) != std::string::npos, "'" << error << "' lacks '" << part << "'");
-  }
-}
-
-void check_no_error(const std::vector<std::string>& errors) {
-  for (const std::string& error : errors) {
-    BOOST_TEST(error.empty(), error);
-  }
-}
 
 BOOST_AUTO_TEST_SUITE(engine)
 BOOST_AUTO_TEST_SUITE(engines)
@@ -433,6 +247,7 @@ const std::vector<Fault> kRoundFaults = {
      "phase 'finish': rank 3: out of luck"},
 };
 
+// C06, C10
 BOOST_DATA_TEST_CASE(an_error_in_a_round_is_the_same_on_every_rank, bdata::make(kRoundFaults), c) {
   Threads threads;
   threads.make();
@@ -576,7 +391,7 @@ BOOST_AUTO_TEST_CASE(one_wrong_byte_ends_the_round_and_names_the_rank) {
   BOOST_TEST(!threads.handlers[0]->weight_state().serving);
 }
 
-BOOST_AUTO_TEST_CASE(a_deployment_that_cannot_finish_is_named_with_those_that_have) {
+BOOST_AUTO_TEST_CASE(a_deployment_that_cannot_finish_is_named_with_those_that_have) {  // C08
   Threads threads(2, 1, 2);
   threads.make();
   check_no_error(threads.init());
@@ -620,6 +435,7 @@ BOOST_AUTO_TEST_CASE(a_peer_that_never_comes_is_named_at_the_deadline) {
 }
 
 /// The watchdog ends what knows no deadline: by the deadline, or because another rank has failed.
+/// C13
 BOOST_DATA_TEST_CASE(a_transport_that_is_stuck_is_aborted, bdata::make({true, false}),
                      another_fails) {
   Threads threads(2, 2);
