@@ -412,7 +412,7 @@ BOOST_AUTO_TEST_CASE(a_padded_share_does_not_move_where_the_next_worker_starts) 
   }
 }
 
-BOOST_AUTO_TEST_CASE(data_parallel_replicas_keep_the_same) {
+BOOST_AUTO_TEST_CASE(data_parallel_replicas_keep_the_same) {  // C15
   const auto model = make_model("llama", llama(4, 2, 4, 2, 2, 8, 64));
   for (Rank rank = 0; rank < 2; ++rank) {
     const auto first = model->worker({4, 2}, rank, model->catalogue());

@@ -498,7 +498,7 @@ BOOST_AUTO_TEST_CASE(a_repeated_tied_head_must_be_equal) {
   }
 }
 
-BOOST_AUTO_TEST_CASE(what_is_needed_and_not_sent_and_what_is_sent_and_not_known_is_listed) {
+BOOST_AUTO_TEST_CASE(what_is_needed_and_not_sent_and_what_is_sent_and_not_known_is_listed) {  // C17
   std::vector<std::pair<std::string, TensorInfo>> parameters;
   Catalogue sent;
   for (int i = 0; i < 10; ++i) {

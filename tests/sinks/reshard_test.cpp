@@ -396,6 +396,7 @@ bool fits(const Small& small, const Sharing& shape) {
 BOOST_AUTO_TEST_SUITE(sinks)
 BOOST_AUTO_TEST_SUITE(reshard)
 
+// C15
 BOOST_DATA_TEST_CASE(every_byte_is_what_the_engines_loader_puts_there,
                      bdata::make(kSmall) * bdata::make(kSharings), small, shape) {
   if (!fits(small, shape)) {
@@ -437,7 +438,7 @@ BOOST_DATA_TEST_CASE(strict_fused_loaded_and_shadowed_models_are_the_same_bytes,
   }
 }
 
-/// One worker that cannot take the second version keeps all of them on the first.
+/// One worker that cannot take the second version keeps all of them on the first. C06, C08
 BOOST_AUTO_TEST_CASE(no_worker_commits_what_one_of_them_refuses) {
   for (const char* sink : {"shadow", "inplace"}) {
     Reshard job(kSmall[0], kSharings[2], kTrainers[0]);

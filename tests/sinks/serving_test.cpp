@@ -291,6 +291,63 @@ BOOST_DATA_TEST_CASE(derived_tensors_follow_their_inputs_after_a_commit,
   }
 }
 
+/// An engine that slept has thrown all of its memory away, with padding and what is derived.
+BOOST_DATA_TEST_CASE(a_full_round_restores_every_byte_that_was_thrown_away,  // C17
+                     bdata::make({"inplace", "shadow"}) * bdata::make({"fused", "strict"}), name,
+                     direct) {
+  // 7 tokens on 8 workers: this one has padding in its vocabulary, and in its padded shares.
+  const auto model = make_model("llama", {{"hidden_size", "6"},
+                                          {"num_hidden_layers", "2"},
+                                          {"num_attention_heads", "8"},
+                                          {"num_key_value_heads", "8"},
+                                          {"head_dim", "2"},
+                                          {"intermediate_size", "24"},
+                                          {"intermediate_align", "16"},
+                                          {"vocab_size", "7"}});
+  const auto models = models_of(*model, 8, 8, model->catalogue());
+  BOOST_REQUIRE(std::any_of(models->front().parameters.begin(), models->front().parameters.end(),
+                            [](const auto& parameter) { return !parameter.padding.empty(); }));
+  const auto sink = make_sink(name, models, 0, {{"direct", direct}});
+  sink->derive({"doubled", DType::f32, {6}, {"model.norm.weight"}, [](auto inputs, std::byte* out) {
+                  for (std::size_t i = 0; i < 6; ++i) {
+                    std::memcpy(out + 4 * i, inputs[0].data + 2 * i, 2);
+                    std::memcpy(out + 4 * i + 2, inputs[0].data + 2 * i, 2);
+                  }
+                }});
+  const auto resolutions = sink->resolve(specs_of(model->catalogue()));
+  const Checkpoint checkpoint = make_checkpoint(model->catalogue());
+  run_round(*sink, resolutions, kRank, checkpoint, 1);
+  const auto before = live_bytes(*sink);
+  BOOST_REQUIRE(before.count("doubled") == 1U);
+  // Every byte becomes another one, so that none is right by chance.
+  for (const LiveParameter& parameter : sink->live()) {
+    for (std::uint64_t i = 0; i < parameter.buffer.bytes; ++i) {
+      parameter.buffer.data[i] ^= std::byte{0x5a};
+    }
+  }
+  const auto lost = [&] {
+    std::size_t bytes = 0;
+    for (const auto& [parameter, now] : live_bytes(*sink)) {
+      const auto& was = before.at(parameter);
+      for (std::size_t i = 0; i < now.size(); ++i) {
+        bytes += now[i] == was.at(i) ? 0U : 1U;
+      }
+    }
+    return bytes;
+  };
+  std::size_t all = 0;
+  for (const auto& [parameter, was] : before) {
+    all += was.size();
+  }
+  BOOST_TEST(lost() == all);
+  run_round(*sink, resolutions, kRank, checkpoint, 2);
+  for (const auto& [parameter, now] : live_bytes(*sink)) {
+    BOOST_TEST((now == before.at(parameter)), parameter << " was not restored");
+  }
+  BOOST_TEST(lost() == 0U);
+  BOOST_TEST((sink->version() == 2U));
+}
+
 BOOST_AUTO_TEST_CASE(a_derived_tensor_without_a_refresh_is_refused) {
   const TensorInfo tensor = {"w", DType::f32, {2}};
   const auto models = one_parameter(tensor);

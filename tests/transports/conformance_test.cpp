@@ -262,6 +262,7 @@ BOOST_DATA_TEST_CASE(a_rank_that_leaves_in_a_round_ends_it_for_all, bdata::make(
   check_fault(subject, Fault::leaves, Errc::peer_lost);
 }
 
+// C13
 BOOST_DATA_TEST_CASE(abort_ends_the_round_for_all, bdata::make(kSubjects), subject) {
   check_fault(subject, Fault::aborts, Errc::peer_lost);
 }

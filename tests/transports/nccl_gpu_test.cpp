@@ -650,6 +650,7 @@ BOOST_AUTO_TEST_CASE(fifty_sessions_leave_no_device_memory_behind) {
   ranks_succeed(2, "leak", "-", false);
 }
 
+// C13
 BOOST_AUTO_TEST_CASE(a_rank_killed_or_stopped_in_a_round_lets_the_others_out_and_start_anew) {
   for (const char* argument : {"ipc kill", "ipc stop", "wire kill", "wire stop"}) {
     auto ranks = testing::start_ranks(3, "fault", argument, true);

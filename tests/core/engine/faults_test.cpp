@@ -272,7 +272,7 @@ std::size_t open_descriptors() {
 BOOST_AUTO_TEST_SUITE(engine)
 BOOST_AUTO_TEST_SUITE(faults)
 
-BOOST_AUTO_TEST_CASE(no_fault_of_any_rank_at_any_point_hangs_or_mixes) {
+BOOST_AUTO_TEST_CASE(no_fault_of_any_rank_at_any_point_hangs_or_mixes) {  // C06, C10
   const std::size_t descriptors = open_descriptors();
   const std::vector<std::string> memory = shared_memory();
   std::vector<Fault> faults = all_faults();
