@@ -160,7 +160,7 @@ class RelayMaker {
     PatternMaker maker(geometry);
     std::map<std::uint32_t, std::uint32_t> turn;  // by receiver set, for the rotation
     std::vector<std::uint32_t> lanes_of_atom;
-    std::vector<Part> parts;
+    std::vector<LanePart> parts;
     for (std::size_t a = 0; a < geometry.atoms.size(); ++a) {
       const std::uint32_t number = geometry.class_of[a];
       const std::uint64_t bytes = maker.begin_atom(geometry.atoms[a]);
@@ -179,7 +179,7 @@ class RelayMaker {
                                      options_.chunk_bytes / holdings.size()});
         parts.clear();
         splitter_.split(lane, 0, parameter, geometry.offset[a], bytes, parts);
-        for (const Part& part : parts) {
+        for (const LanePart& part : parts) {
           const std::uint32_t from = maker.holding_of(lanes_[lane].holders[part.holder]);
           for (std::uint64_t begin = part.begin; begin < part.end; begin += chunk) {
             const std::uint64_t end = std::min(part.end, begin + chunk);

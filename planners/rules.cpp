@@ -19,7 +19,7 @@ class EvenSplitter final : public Splitter {
   explicit EvenSplitter(const std::vector<Lane>& lanes) : lanes_(lanes) {}
 
   void split(std::uint32_t lane, std::uint32_t copy, std::uint32_t, std::uint64_t,
-             std::uint64_t bytes, std::vector<Part>& out) const override {
+             std::uint64_t bytes, std::vector<LanePart>& out) const override {
     const std::uint64_t holders = lanes_[lane].holders.size();
     const std::uint64_t copies = lanes_[lane].receivers.size();
     // Holder h serves [h, h + 1) * copies / holders, in copies.
@@ -62,7 +62,7 @@ class PickSplitter final : public Splitter {
   PickSplitter(const std::vector<Lane>& lanes, Pick pick) : lanes_(lanes), pick_(pick) {}
 
   void split(std::uint32_t lane, std::uint32_t copy, std::uint32_t, std::uint64_t,
-             std::uint64_t bytes, std::vector<Part>& out) const override {
+             std::uint64_t bytes, std::vector<LanePart>& out) const override {
     out.push_back({static_cast<std::uint32_t>(pick_(lanes_[lane], copy)), 0, bytes});
   }
 

@@ -171,7 +171,8 @@ std::vector<std::size_t> QuotaSplitter::cuts(std::uint32_t geometry) const {
 }
 
 void QuotaSplitter::split(std::uint32_t lane, std::uint32_t copy, std::uint32_t parameter,
-                          std::uint64_t offset, std::uint64_t bytes, std::vector<Part>& out) const {
+                          std::uint64_t offset, std::uint64_t bytes,
+                          std::vector<LanePart>& out) const {
   const Filled& filled = filled_[lane];
   std::uint32_t holder = filled.first_holder[copy];
   std::uint64_t begin = 0;
@@ -233,7 +234,7 @@ std::optional<Box> slice(const Box& box, std::uint64_t begin, std::uint64_t end,
 void add_direct(PlanBuilder& builder, const FlowClasses& classes, const std::vector<Lane>& lanes,
                 const Splitter& splitter) {
   const LaneIndex index(classes, lanes);
-  std::vector<Part> parts;
+  std::vector<LanePart> parts;
   for (std::uint32_t g = 0; g < classes.geometries().size(); ++g) {
     const GeometryFlow& geometry = classes.geometries()[g];
     for_each_stretch(
@@ -249,7 +250,7 @@ void add_direct(PlanBuilder& builder, const FlowClasses& classes, const std::vec
               const auto [lane, copy] = index.of(number, receiver++);
               parts.clear();
               splitter.split(lane, copy, stretch.front(), geometry.offset[a], bytes, parts);
-              for (const Part& part : parts) {
+              for (const LanePart& part : parts) {
                 const std::uint32_t box = maker.box(part.begin, part.end);
                 if (box != PatternMaker::kNoBox) {
                   maker.move(box, maker.holding_of(lanes[lane].holders[part.holder]), holding, 0);

@@ -30,7 +30,7 @@ std::vector<Lane> island_lanes(const FlowClasses& classes, const Ports& ports,
                                bool far_islands_apart = false);
 
 /// A stretch of an atom, in bytes from its begin, and who sends it (an index into lane.holders).
-struct Part {
+struct LanePart {
   std::uint32_t holder = 0;
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
@@ -49,7 +49,8 @@ class Splitter {
   /// Parts of an atom that cover its @p bytes in order. @p offset  Of the atom in its class, within
   /// @p parameter. Appends to @p out.
   virtual void split(std::uint32_t lane, std::uint32_t copy, std::uint32_t parameter,
-                     std::uint64_t offset, std::uint64_t bytes, std::vector<Part>& out) const = 0;
+                     std::uint64_t offset, std::uint64_t bytes,
+                     std::vector<LanePart>& out) const = 0;
 };
 
 /// Quotas by an exact min-max flow over the ports, each filled in parameter order: copy after copy,
@@ -63,7 +64,7 @@ class QuotaSplitter final : public Splitter {
 
   std::vector<std::size_t> cuts(std::uint32_t geometry) const override;
   void split(std::uint32_t lane, std::uint32_t copy, std::uint32_t parameter, std::uint64_t offset,
-             std::uint64_t bytes, std::vector<Part>& out) const override;
+             std::uint64_t bytes, std::vector<LanePart>& out) const override;
 
   /// The bytes [begin, end) of a class, in parameter order, that one holder of @p lane serves, and
   /// that contain byte @p at. @pre made for one copy
