@@ -171,6 +171,7 @@ void Link::hang_up() noexcept {
 }
 
 void Link::abort(const std::string& reason) noexcept {
+  const std::lock_guard lock(hanging_up_);
   if (group_ && ended_.empty()) {
     group_->abort(reason);
   }
@@ -198,7 +199,10 @@ void Link::phase(std::string_view name, std::optional<std::uint64_t> version,
     if (round_) {
       round_->abort();
     }
-    ended_ = text;
+    {
+      const std::lock_guard lock(hanging_up_);
+      ended_ = text;
+    }
     tell(Event::Level::error, name, version, seconds_since(start), text);
     throw Error(code_of(error), text);
   }
@@ -418,9 +422,13 @@ void Link::complete_plan() {
       check_plan(plan_, *problem_);  // one proof is enough: the digests say that all are the same
     }
     plan_digest_ = plan_.digest;
-    round_ = std::make_unique<PreparedRound>(*problem_, plan_, resolutions_, rank_,
-                                             RoundParts{parts_.source, parts_.sink},
-                                             options().limits, parts_.first_version);
+    auto round = std::make_unique<PreparedRound>(*problem_, plan_, resolutions_, rank_,
+                                                 RoundParts{parts_.source, parts_.sink},
+                                                 options().limits, parts_.first_version);
+    {
+      const std::lock_guard lock(hanging_up_);
+      round_ = std::move(round);
+    }
     move_span_ = options().deadline_span(phases::kMove) *
                  round_groups(*problem_, resolutions_, options().limits.pool_bytes).count();
     return plan_digest_;

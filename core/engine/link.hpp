@@ -123,7 +123,7 @@ class Link final {
   std::string part_;
   std::string ended_;
 
-  mutable std::mutex hanging_up_;  // group_ against failure(), from the watchdog
+  mutable std::mutex hanging_up_;  // group_, round_ and ended_ against failure() and abort()
   std::unique_ptr<WorldGroup> group_;
   std::vector<std::string> lines_;  // of the parameters
   std::vector<ParamSpec> params_;
