@@ -23,6 +23,7 @@ namespace {
 namespace bdata = boost::unit_test::data;
 namespace json = boost::json;
 using std::chrono::milliseconds;
+using testing::error_of;
 using testing::FakeHandler;
 using testing::Gate;
 
@@ -49,16 +50,6 @@ struct Deployment {
 };
 
 const std::vector<bool> kWays = {false, true};
-
-template <class Call>
-std::pair<Errc, std::string> error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return {error.code(), error.what()};
-  }
-  return {Errc::usage, "nothing was thrown"};
-}
 
 BOOST_AUTO_TEST_SUITE(core)
 BOOST_AUTO_TEST_SUITE(control)

@@ -94,4 +94,15 @@ class Gate {
   bool open_ = false;
 };
 
+/// The code and text of the Error that @p call throws.
+template <class Call>
+std::pair<Errc, std::string> error_of(Call call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return {error.code(), error.what()};
+  }
+  return {Errc::usage, "nothing was thrown"};
+}
+
 }  // namespace m2n::testing

@@ -26,20 +26,11 @@ namespace asio = boost::asio;
 namespace bdata = boost::unit_test::data;
 using std::chrono::milliseconds;
 using testing::contains;
+using testing::error_of;
 using testing::FakeHandler;
 using testing::long_deadline;
 
 std::string url_of(std::uint16_t port) { return "http://127.0.0.1:" + std::to_string(port); }
-
-template <class Call>
-std::pair<Errc, std::string> error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return {error.code(), error.what()};
-  }
-  return {Errc::usage, "nothing was thrown"};
-}
 
 BOOST_AUTO_TEST_SUITE(core)
 BOOST_AUTO_TEST_SUITE(http_client)
