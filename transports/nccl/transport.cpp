@@ -11,6 +11,7 @@
 
 #include "core/api/plugins.hpp"
 #include "core/api/transport.hpp"
+#include "transports/nccl/memory.hpp"
 #include "transports/nccl/session.hpp"
 
 namespace m2n {
@@ -118,6 +119,7 @@ class NcclTransport final : public Transport {
 }  // namespace
 
 void add_transport_nccl(Registries& registries) {
+  nccl::provide_cuda_memory();
   registries.transports.add("nccl", "one CUDA device a rank, over NVLink, IPC and NCCL",
                             [](const TransportContext& context) {
                               NcclOptions options = NcclOptions::parse(context.options);
