@@ -20,7 +20,7 @@
 namespace m2n {
 namespace {
 
-constexpr std::uint64_t kDefaultChunkBytes = 64U << 20;
+constexpr std::uint64_t kBroadcastChunkBytes = 64U << 20;
 
 /// A whole tensor in boxes of at most about @p chunk_bytes, cut across its longest dimension.
 std::vector<Box> chunks_of(const Shape& shape, std::uint64_t bytes, std::uint64_t chunk_bytes) {
@@ -159,7 +159,7 @@ void add_planner_broadcast(Registries& registries) {
         constexpr std::string_view kWho = "planner 'broadcast'";
         require_known_options(kWho, context.options, {"chunk_bytes"});
         return std::make_unique<BroadcastPlanner>(
-            positive_option(kWho, context.options, "chunk_bytes", kDefaultChunkBytes));
+            positive_option(kWho, context.options, "chunk_bytes", kBroadcastChunkBytes));
       });
 }
 

@@ -26,14 +26,14 @@
 namespace m2n {
 namespace {
 
-constexpr std::uint64_t kDefaultChunkBytes = 4U << 20;
+constexpr std::uint64_t kRelayChunkBytes = 4U << 20;
 /// A chunk is cut into a piece for each receiver to enter at, but not finer than this.
 constexpr std::uint64_t kLeastPieceBytes = 64U << 10;
 /// Chains that could gain no more than this are not worth their hops.
 constexpr double kWorthwhile = 1.01;
 
 struct RelayOptions {
-  std::uint64_t chunk_bytes = kDefaultChunkBytes;
+  std::uint64_t chunk_bytes = kRelayChunkBytes;
   bool always = false;         ///< Chains even where a plan without relays is as fast.
   bool islands_apart = false;  ///< Each island gets its copy from a source.
 };
@@ -271,7 +271,7 @@ void add_planner_relay(Registries& registries) {
         require_known_options(kWho, context.options, {"chunk_bytes", "chains", "islands"});
         RelayOptions options;
         options.chunk_bytes =
-            positive_option(kWho, context.options, "chunk_bytes", kDefaultChunkBytes);
+            positive_option(kWho, context.options, "chunk_bytes", kRelayChunkBytes);
         options.always =
             choice_option(kWho, context.options, "chains", {"auto", "always"}) == "always";
         options.islands_apart =

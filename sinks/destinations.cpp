@@ -13,11 +13,10 @@
 #include "core/api/patterns.hpp"
 #include "core/error.hpp"
 #include "core/tensor/cast.hpp"
+#include "sinks/fail.hpp"
 
 namespace m2n::sinks {
 namespace {
-
-[[noreturn]] void fail(const std::string& text) { throw Error(Errc::bad_argument, text); }
 
 bool cast_or_fail(const std::string& name, DType from, DType to, bool may_cast) {
   if (from == to) {

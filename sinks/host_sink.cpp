@@ -12,12 +12,11 @@
 #include "core/error.hpp"
 #include "core/tensor/cast.hpp"
 #include "core/tensor/copy.hpp"
+#include "sinks/fail.hpp"
 #include "sinks/store.hpp"
 
 namespace m2n::sinks {
 namespace {
-
-[[noreturn]] void fail(const std::string& text) { throw Error(Errc::bad_argument, text); }
 
 std::uint64_t bytes_of_shape(const Shape& shape, DType dtype) {
   return checked_mul_bytes(static_cast<std::uint64_t>(element_count(shape)), bytes_of(dtype));

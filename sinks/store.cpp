@@ -8,11 +8,10 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "sinks/fail.hpp"
 
 namespace m2n::sinks {
 namespace {
-
-[[noreturn]] void fail(const std::string& text) { throw Error(Errc::bad_argument, text); }
 
 /// Zeroes @p box of a compact row-major tensor, one contiguous run after another.
 void zero_box(const Kept& kept, std::byte* data, const Box& box) {

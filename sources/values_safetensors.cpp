@@ -12,10 +12,10 @@
 namespace m2n {
 namespace {
 
-constexpr const char* kName = "safetensors";
+constexpr const char* kSafetensors = "safetensors";
 
-std::string path_of(const Options& options) {
-  expect_options(kName, options, {"path"});
+std::string checkpoint_path(const Options& options) {
+  expect_options(kSafetensors, options, {"path"});
   const auto path = options.find("path");
   if (path == options.end() || path->second.empty()) {
     throw Error(Errc::usage,
@@ -27,9 +27,9 @@ std::string path_of(const Options& options) {
 
 class SafetensorsValues : public TensorValues {
  public:
-  explicit SafetensorsValues(const Options& options) : checkpoint_(path_of(options)) {}
+  explicit SafetensorsValues(const Options& options) : checkpoint_(checkpoint_path(options)) {}
 
-  std::string_view name() const noexcept override { return kName; }
+  std::string_view name() const noexcept override { return kSafetensors; }
   const Catalogue& catalogue() const override { return checkpoint_.catalogue(); }
 
   void read(std::string_view tensor, const Box& box, std::byte* data,
@@ -60,7 +60,8 @@ class SafetensorsValues : public TensorValues {
 }  // namespace
 
 void add_values_safetensors(Registries& registries) {
-  registries.values.add(kName, "tensors of a checkpoint; needs path: a file, an index or a folder",
+  registries.values.add(kSafetensors,
+                        "tensors of a checkpoint; needs path: a file, an index or a folder",
                         [](const ValuesContext& context) {
                           return std::make_unique<SafetensorsValues>(context.options);
                         });

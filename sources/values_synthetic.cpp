@@ -13,12 +13,12 @@
 namespace m2n {
 namespace {
 
-constexpr const char* kName = "synthetic";
+constexpr const char* kSynthetic = "synthetic";
 
 class SyntheticValues : public TensorValues {
  public:
   explicit SyntheticValues(const ValuesContext& context) : catalogue_(context.catalogue) {
-    expect_options(kName, context.options, {});
+    expect_options(kSynthetic, context.options, {});
     for (const TensorInfo& info : catalogue_) {
       try {
         (void)element_count(info.shape);
@@ -32,7 +32,7 @@ class SyntheticValues : public TensorValues {
     }
   }
 
-  std::string_view name() const noexcept override { return kName; }
+  std::string_view name() const noexcept override { return kSynthetic; }
   const Catalogue& catalogue() const override { return catalogue_; }
 
   void read(std::string_view tensor, const Box& box, std::byte* data,
@@ -57,7 +57,7 @@ class SyntheticValues : public TensorValues {
 
 void add_values_synthetic(Registries& registries) {
   registries.values.add(
-      kName, "made up from a tensor's name and the element's index",
+      kSynthetic, "made up from a tensor's name and the element's index",
       [](const ValuesContext& context) { return std::make_unique<SyntheticValues>(context); });
 }
 

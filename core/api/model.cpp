@@ -14,7 +14,7 @@
 namespace m2n {
 namespace {
 
-[[noreturn]] void fail(const std::string& text) { throw Error(Errc::bad_argument, text); }
+[[noreturn]] void bad_model(const std::string& text) { throw Error(Errc::bad_argument, text); }
 
 /// first, first + step, ... along one dimension; the step of a single index is 1.
 struct Progression {
@@ -116,14 +116,14 @@ class Cover {
         stride = -stride;
       }
       if (stride == 0) {
-        fail(describe(number) + " puts several elements at one place; strides must not be 0");
+        bad_model(describe(number) + " puts several elements at one place; strides must not be 0");
       }
       reach = checked_add(reach, stride * (extent - 1), "offset inside a parameter");
       steps.push_back({stride, extent});
     }
     if (base < 0 || checked_add(base, reach, "offset inside a parameter") >= elements_) {
-      fail(describe(number) + " reaches elements " + std::to_string(base) + " to " +
-           std::to_string(base + reach) + " of a local shape " + to_string(parameter_.shape));
+      bad_model(describe(number) + " reaches elements " + std::to_string(base) + " to " +
+                std::to_string(base + reach) + " of a local shape " + to_string(parameter_.shape));
     }
     std::sort(steps.begin(), steps.end(),
               [](const Step& a, const Step& b) { return a.stride < b.stride; });
@@ -141,8 +141,8 @@ class Cover {
   void add_padding(std::size_t number) {
     const Box& box = parameter_.padding[number];
     if (box.rank() != parameter_.shape.size() || !Box::whole(parameter_.shape).contains(box)) {
-      fail("padding " + to_string(box) + " of parameter '" + parameter_.name +
-           "' leaves its local shape " + to_string(parameter_.shape));
+      bad_model("padding " + to_string(box) + " of parameter '" + parameter_.name +
+                "' leaves its local shape " + to_string(parameter_.shape));
     }
     if (!box.empty()) {
       Part part = single(0, parameter_.sections.size() + number);
@@ -163,17 +163,17 @@ class Cover {
       std::erase_if(open, [&](const Part* p) { return p->flat.end <= part.flat.begin; });
       for (const Part* other : open) {
         if (meet(*other, part)) {
-          fail(describe(part.origin) + " overlaps " + describe(other->origin) +
-               "; each element has one origin");
+          bad_model(describe(part.origin) + " overlaps " + describe(other->origin) +
+                    "; each element has one origin");
         }
       }
       open.push_back(&part);
       covered = checked_add(covered, part.volume());
     }
     if (covered != elements_) {
-      fail("parameter '" + parameter_.name + "' of local shape " + to_string(parameter_.shape) +
-           " has " + std::to_string(elements_ - covered) + " elements that nobody feeds" + hole() +
-           "; sections and padding must cover it");
+      bad_model("parameter '" + parameter_.name + "' of local shape " +
+                to_string(parameter_.shape) + " has " + std::to_string(elements_ - covered) +
+                " elements that nobody feeds" + hole() + "; sections and padding must cover it");
     }
   }
 
@@ -309,7 +309,7 @@ std::string model_type_of(std::string_view config, const std::string& where) {
   const auto* type =
       !failure && parsed.is_object() ? parsed.as_object().if_contains("model_type") : nullptr;
   if (type == nullptr || !type->is_string()) {
-    fail(where + ": no JSON object with a 'model_type'; a config.json has one");
+    bad_model(where + ": no JSON object with a 'model_type'; a config.json has one");
   }
   return std::string(type->as_string());
 }
@@ -322,21 +322,21 @@ void check_worker_model(const WorkerModel& model, const Catalogue& checkpoint) {
   std::unordered_map<std::string_view, const WorkerParameter*> parameters;
   for (const WorkerParameter& parameter : model.parameters) {
     if (!parameters.emplace(parameter.name, &parameter).second) {
-      fail("parameter '" + parameter.name + "' stands twice in the worker's model");
+      bad_model("parameter '" + parameter.name + "' stands twice in the worker's model");
     }
     Cover cover(parameter);
     for (std::size_t i = 0; i < parameter.sections.size(); ++i) {
       const Section& section = parameter.sections[i];
       const auto found = tensors.find(section.tensor);
       if (found == tensors.end()) {
-        fail("parameter '" + parameter.name + "' needs tensor '" + section.tensor +
-             "', which the checkpoint lacks");
+        bad_model("parameter '" + parameter.name + "' needs tensor '" + section.tensor +
+                  "', which the checkpoint lacks");
       }
       const Shape& shape = found->second->shape;
       if (section.box.rank() != shape.size() || section.strides.size() != shape.size() ||
           !Box::whole(shape).contains(section.box)) {
-        fail("parameter '" + parameter.name + "' takes " + to_string(section.box) + " of tensor '" +
-             section.tensor + "', whose shape is " + to_string(shape));
+        bad_model("parameter '" + parameter.name + "' takes " + to_string(section.box) +
+                  " of tensor '" + section.tensor + "', whose shape is " + to_string(shape));
       }
       cover.add_section(i);
     }
@@ -352,9 +352,9 @@ void check_worker_model(const WorkerModel& model, const Catalogue& checkpoint) {
     const auto found = parameters.find(parameter.same_as);
     if (found == parameters.end() || !found->second->same_as.empty() ||
         found->second->shape != parameter.shape || found->second->dtype != parameter.dtype) {
-      fail("parameter '" + parameter.name + "' must equal '" + parameter.same_as +
-           "', which is no live parameter of its shape " + to_string(parameter.shape) +
-           " and dtype " + std::string(to_string(parameter.dtype)));
+      bad_model("parameter '" + parameter.name + "' must equal '" + parameter.same_as +
+                "', which is no live parameter of its shape " + to_string(parameter.shape) +
+                " and dtype " + std::string(to_string(parameter.dtype)));
     }
   }
 }

@@ -36,6 +36,9 @@ std::string human_seconds(double seconds);
 /// Fixed digits after the point.
 std::string fixed(double value, int digits);
 
+/// Of at least one value; the upper one of two in the middle.
+double median(std::vector<double> values);
+
 /// Says on standard error what is going on, when that is a terminal: each phase once, on one line.
 /// Thread-safe.
 class Progress {

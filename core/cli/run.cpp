@@ -31,12 +31,6 @@ namespace {
 
 namespace json = boost::json;
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 struct Result {
   PlanSummary plan;
   std::string digest;

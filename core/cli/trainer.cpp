@@ -114,12 +114,6 @@ TrainerInit init_of(const RankJob& rank) {
   return init;
 }
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 void print(const RankJob& rank, const TrainerEngine& engine,
            const std::vector<RoundSummary>& rounds) {
   const auto median_of = [&](double RoundSummary::*member) {

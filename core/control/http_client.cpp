@@ -27,7 +27,6 @@ namespace {
 namespace beast = boost::beast;
 namespace json = boost::json;
 using boost::system::error_code;
-using http::Call;
 
 constexpr std::chrono::milliseconds kRetry{20};
 /// The server answers at the deadline, saying what was missing; this is the answer's time to come.
@@ -116,19 +115,20 @@ class HttpClient final : public ControlClient {
       : url_(std::move(url)), options_(std::move(options)) {}
 
   json::object init_weight_transfer_engine(const json::object& info, Deadline deadline) override {
-    return call(Call::init, &info, deadline);
+    return call(http::Call::init, &info, deadline);
   }
   json::object start_weight_update(const json::object& round, Deadline deadline) override {
-    return call(Call::start, &round, deadline);
+    return call(http::Call::start, &round, deadline);
   }
   json::object update_weights(const json::object& update, Deadline deadline) override {
-    return call(Call::update, &update, deadline);
+    return call(http::Call::update, &update, deadline);
   }
   json::object finish_weight_update(const json::object& round, Deadline deadline) override {
-    return call(Call::finish, &round, deadline);
+    return call(http::Call::finish, &round, deadline);
   }
   WeightState weight_state(Deadline deadline) override {
-    return http::read_weight_state(where(Call::version), call(Call::version, nullptr, deadline));
+    return http::read_weight_state(where(http::Call::version),
+                                   call(http::Call::version, nullptr, deadline));
   }
 
   void cancel(const std::string& reason) noexcept override {
@@ -160,19 +160,19 @@ class HttpClient final : public ControlClient {
     StreamSocket& socket_;
   };
 
-  std::string where(Call name) const {
+  std::string where(http::Call name) const {
     return std::string(http::is_get(name) ? "GET" : "POST") + " http://" +
            endpoint_text(url_.host, url_.port) + url_.path + "/" + std::string(to_string(name));
   }
 
-  void check_cancelled(Call name) {
+  void check_cancelled(http::Call name) {
     const std::lock_guard lock(mutex_);
     if (cancelled_) {
       throw Error(Errc::peer_lost, where(name) + " was cancelled: " + reason_);
     }
   }
 
-  json::object call(Call name, const json::object* body, Deadline deadline) {
+  json::object call(http::Call name, const json::object* body, Deadline deadline) {
     StreamSocket socket = connect(name, deadline);
     const Registered registered(*this, socket);
     check_cancelled(name);
@@ -199,7 +199,7 @@ class HttpClient final : public ControlClient {
     }
   }
 
-  StreamSocket connect(Call name, Deadline deadline) {
+  StreamSocket connect(http::Call name, Deadline deadline) {
     const Deadline until = std::min(deadline, deadline_in(options_.connect_time));
     for (;;) {
       check_cancelled(name);
@@ -216,7 +216,7 @@ class HttpClient final : public ControlClient {
     }
   }
 
-  std::string request(Call name, const json::object* body, Deadline deadline) const {
+  std::string request(http::Call name, const json::object* body, Deadline deadline) const {
     const auto left =
         std::chrono::floor<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     std::string text = http::is_get(name) ? "GET " : "POST ";

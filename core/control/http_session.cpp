@@ -20,14 +20,13 @@ namespace asio = boost::asio;
 namespace beast = boost::beast;
 namespace field = boost::beast::http;
 using boost::system::error_code;
-using std::chrono::milliseconds;
 
 namespace {
 
 constexpr std::string_view kTimeField = "M2N-Timeout-Ms";
 constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
 /// For a refused client to stop sending.
-constexpr milliseconds kLinger{2000};
+constexpr std::chrono::milliseconds kLinger{2000};
 
 }  // namespace
 
@@ -38,7 +37,7 @@ HttpSession::HttpSession(asio::ip::tcp::socket socket, HttpState& server)
       place_(server.sessions.insert(server.sessions.end(), this)),
       buffer_(server.options.max_header_bytes + (64U << 10U)) {}
 
-void HttpSession::limit(milliseconds time, std::function<void()> late) {
+void HttpSession::limit(std::chrono::milliseconds time, std::function<void()> late) {
   const auto self = shared_from_this();
   timer_.expires_after(time);
   // A limit that was reached as the next step began is no longer one.
@@ -141,7 +140,7 @@ std::optional<http::Answer> HttpSession::refusal(std::optional<http::Call> call)
       return http::error_answer(400, "usage",
                                 std::string(kTimeField) +
                                     " must be a whole number of "
-                                    "milliseconds, 1 or more");
+                                    "std::chrono::milliseconds, 1 or more");
     }
   }
   return std::nullopt;
@@ -201,11 +200,11 @@ void HttpSession::run_call() {
   const auto& request = parser_->get();
   const http::Call call = *call_;
   const bool keep_alive = request.keep_alive();
-  milliseconds time = server_.options.call_time;
+  std::chrono::milliseconds time = server_.options.call_time;
   if (const std::string_view text = request[std::string(kTimeField)]; !text.empty()) {
     std::uint64_t time_ms = 0;
     std::from_chars(text.data(), text.data() + text.size(), time_ms);
-    time = milliseconds(static_cast<milliseconds::rep>(
+    time = std::chrono::milliseconds(static_cast<std::chrono::milliseconds::rep>(
         std::min(time_ms, static_cast<std::uint64_t>(time.count()))));
   }
   if (http::is_get(call)) {

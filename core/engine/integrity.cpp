@@ -18,7 +18,7 @@ namespace m2n {
 namespace {
 
 /// Elements that are cast at a time.
-constexpr Index kBlockElements = 1 << 16;
+constexpr Index kDigestedElements = 1 << 16;
 /// Mismatches that a message lists.
 constexpr std::size_t kListed = 4;
 
@@ -40,9 +40,9 @@ std::uint64_t digest_after_cast(const Shape& shape, const Box& box, DType from,
   while (dim < box.rank() && box[dim].size() == 1) {
     ++dim;
   }
-  if (box.volume() > kBlockElements && dim < box.rank()) {
+  if (box.volume() > kDigestedElements && dim < box.rank()) {
     const Index inner = box.volume() / box[dim].size();
-    const Index step = std::max<Index>(1, kBlockElements / inner);
+    const Index step = std::max<Index>(1, kDigestedElements / inner);
     std::uint64_t sum = 0;
     for (Index begin = box.lo[dim]; begin < box.hi[dim]; begin += step) {
       Box part = box;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/engine/binding.hpp"
+#include "core/engine/elapsed.hpp"
 #include "core/engine/link_errors.hpp"
 #include "core/error.hpp"
 

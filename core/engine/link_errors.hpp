@@ -24,8 +24,4 @@ inline void require(std::string_view phase, const Verdict& verdict) {
   }
 }
 
-inline double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 }  // namespace m2n

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/engine/binding.hpp"
+#include "core/engine/elapsed.hpp"
 #include "core/engine/link.hpp"
 #include "core/engine/link_errors.hpp"
 

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The m2n authors
 // SPDX-License-Identifier: Apache-2.0
 #include "core/engine/local_job.hpp"
+#include "core/engine/elapsed.hpp"
 
 #include <algorithm>
 #include <exception>
@@ -16,10 +17,6 @@ namespace m2n {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 /// Errors of all ranks. The one that tells the cause is kept: a rank that merely saw another one
 /// leave comes after the rank that left.

@@ -14,7 +14,7 @@ namespace m2n {
 namespace {
 
 /// Elements that are compared at a time: bounds the memory of the expected values.
-constexpr Index kBlockElements = 1 << 20;
+constexpr Index kComparedElements = 1 << 20;
 
 std::string hex(const std::byte* bytes, std::uint64_t count) {
   static constexpr std::string_view kDigits = "0123456789abcdef";
@@ -26,15 +26,15 @@ std::string hex(const std::byte* bytes, std::uint64_t count) {
   return text;
 }
 
-/// Cuts @p box into parts of at most kBlockElements elements, outer dimension first.
+/// Cuts @p box into parts of at most kComparedElements elements, outer dimension first.
 template <class Visit>
 void for_each_block(const Box& box, std::size_t dim, Visit visit) {
-  if (box.volume() <= kBlockElements || dim == box.rank()) {
+  if (box.volume() <= kComparedElements || dim == box.rank()) {
     visit(box);
     return;
   }
   const Index inner = box.volume() / (box.hi[dim] - box.lo[dim]);
-  const Index step = std::max<Index>(1, kBlockElements / inner);
+  const Index step = std::max<Index>(1, kComparedElements / inner);
   for (Index begin = box.lo[dim]; begin < box.hi[dim]; begin += step) {
     Box part = box;
     part.lo[dim] = begin;

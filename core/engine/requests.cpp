@@ -22,14 +22,14 @@ namespace json = boost::json;
 
 constexpr std::size_t kUniqueIdBytes = 128;  // of NCCL
 
-[[noreturn]] void fail(const std::string& text) { throw Error(Errc::bad_argument, text); }
+[[noreturn]] void refuse(const std::string& text) { throw Error(Errc::bad_argument, text); }
 
 json::array array_of(const Dims& dims) { return json::array(dims.begin(), dims.end()); }
 
 /// As a parser would give it back.
 std::int64_t number(std::uint64_t value) {
   if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
-    fail("the number " + std::to_string(value) + " is too large for a request");
+    refuse("the number " + std::to_string(value) + " is too large for a request");
   }
   return static_cast<std::int64_t>(value);
 }
@@ -160,8 +160,8 @@ std::optional<std::uint64_t> optional_number(const JsonReader& root, std::string
 
 std::string decode_unique_id(std::string_view text) {
   const auto wrong = [&](const std::string& what) {
-    fail("nccl_unique_id_b64 " + what + "; it must be base64 of " + std::to_string(kUniqueIdBytes) +
-         " bytes");
+    refuse("nccl_unique_id_b64 " + what + "; it must be base64 of " +
+           std::to_string(kUniqueIdBytes) + " bytes");
   };
   if (text.empty() || text.size() % 4 != 0) {
     wrong("has " + std::to_string(text.size()) + " characters");
@@ -183,29 +183,29 @@ std::string decode_unique_id(std::string_view text) {
 
 void check_world(const InitRequest& request) {
   if (request.master_address.empty()) {
-    fail("master_address is empty; it must name the host where the ranks meet");
+    refuse("master_address is empty; it must name the host where the ranks meet");
   }
   if (request.master_port == 0) {
-    fail("master_port is 0; it must be 1 to 65535");
+    refuse("master_port is 0; it must be 1 to 65535");
   }
   if (request.rank_offset < 1 || request.rank_offset >= request.world_size) {
-    fail("rank_offset " + std::to_string(request.rank_offset) +
-         " must leave at least one trainer rank and one worker in world_size " +
-         std::to_string(request.world_size));
+    refuse("rank_offset " + std::to_string(request.rank_offset) +
+           " must leave at least one trainer rank and one worker in world_size " +
+           std::to_string(request.world_size));
   }
   const Index workers = request.world_size - request.rank_offset;
   const auto& dims = request.dst_mesh_dims;
   const bool whole = dims.size() == 2 && dims[0] >= 1 && dims[1] >= 1 && dims[0] <= workers &&
                      dims[1] <= workers && dims[0] * dims[1] == workers;
   if (!whole) {
-    fail("dst_mesh_dims " + json::serialize(json::array(dims.begin(), dims.end())) +
-         " must be two dims that cover the " + std::to_string(workers) + " workers");
+    refuse("dst_mesh_dims " + json::serialize(json::array(dims.begin(), dims.end())) +
+           " must be two dims that cover the " + std::to_string(workers) + " workers");
   }
   if (!request.unique_id_b64.empty()) {
     decode_unique_id(request.unique_id_b64);
   }
   if (request.max_cta && *request.max_cta < 1) {
-    fail("max_cta is " + std::to_string(*request.max_cta) + "; it must be 1 or more");
+    refuse("max_cta is " + std::to_string(*request.max_cta) + "; it must be 1 or more");
   }
 }
 
@@ -213,10 +213,10 @@ void check_source_params(const std::vector<ParamSpec>& params, Rank trainers) {
   std::unordered_set<std::string_view> names;
   for (const ParamSpec& param : params) {
     const auto wrong = [&](const std::string& what) {
-      fail("parameter '" + param.name + "' " + what);
+      refuse("parameter '" + param.name + "' " + what);
     };
     if (param.name.empty()) {
-      fail("a parameter has no name");
+      refuse("a parameter has no name");
     }
     if (!names.insert(param.name).second) {
       wrong("is declared twice; names must be unique");
@@ -397,8 +397,8 @@ std::vector<std::string> resolutions_to_lines(const std::vector<ParamSpec>& para
 std::vector<Resolution> resolutions_from_lines(const std::vector<std::string>& lines,
                                                const std::vector<ParamSpec>& params) {
   if (lines.size() != params.size()) {
-    fail("the workers resolved " + std::to_string(lines.size()) + " parameters, but " +
-         std::to_string(params.size()) + " are declared");
+    refuse("the workers resolved " + std::to_string(lines.size()) + " parameters, but " +
+           std::to_string(params.size()) + " are declared");
   }
   Layouts layouts;
   std::vector<Resolution> resolutions;
@@ -408,7 +408,7 @@ std::vector<Resolution> resolutions_from_lines(const std::vector<std::string>& l
     const JsonReader root(document, "resolution");
     const std::string name(root.at("name").string());
     if (name != params[i].name) {
-      fail("the workers resolved '" + name + "' where '" + params[i].name + "' is declared");
+      refuse("the workers resolved '" + name + "' where '" + params[i].name + "' is declared");
     }
     Resolution resolution;
     const std::string_view mode = root.at("mode").string();
@@ -429,20 +429,20 @@ void check_resolutions(const std::vector<ParamSpec>& params,
                        const std::vector<Resolution>& resolutions, Rank first_worker,
                        Rank world_size) {
   if (params.size() != resolutions.size()) {
-    fail("the sink resolved " + std::to_string(resolutions.size()) + " parameters, but " +
-         std::to_string(params.size()) + " are declared");
+    refuse("the sink resolved " + std::to_string(resolutions.size()) + " parameters, but " +
+           std::to_string(params.size()) + " are declared");
   }
   for (std::size_t i = 0; i < params.size(); ++i) {
     const auto& layout = resolutions[i].side.layout;
     if (!layout) {
-      fail("parameter '" + params[i].name + "' has no destination layout");
+      refuse("parameter '" + params[i].name + "' has no destination layout");
     }
     const std::vector<Rank>& ranks = layout->ranks();
     if (!ranks.empty() && (ranks.front() < first_worker || ranks.back() >= world_size)) {
-      fail("parameter '" + params[i].name + "' has a destination on ranks " +
-           std::to_string(ranks.front()) + " to " + std::to_string(ranks.back()) +
-           ", but the workers are ranks " + std::to_string(first_worker) + " to " +
-           std::to_string(world_size - 1));
+      refuse("parameter '" + params[i].name + "' has a destination on ranks " +
+             std::to_string(ranks.front()) + " to " + std::to_string(ranks.back()) +
+             ", but the workers are ranks " + std::to_string(first_worker) + " to " +
+             std::to_string(world_size - 1));
     }
   }
 }

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The m2n authors
 // SPDX-License-Identifier: Apache-2.0
 #include "core/engine/trainer_engine.hpp"
+#include "core/engine/elapsed.hpp"
 
 #include <algorithm>
 #include <boost/json.hpp>
@@ -25,10 +26,6 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kLastAnswer{500};
 constexpr std::string_view kInitOutcome = "init outcome";
 constexpr std::string_view kAcknowledged = "outcome acknowledged";
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 /// "deployment 0 (ranks 4-5)".
 std::string deployment_text(std::size_t deployment, const InitRequest& request) {

@@ -23,13 +23,6 @@ constexpr std::string_view kIdle = "idle";
 constexpr std::string_view kStop = "stop";
 constexpr std::string_view kInvalidated = "caches invalidated";  // what a worker states
 
-/// What worker 0 tells the others, and what it is asked itself.
-struct Job {
-  ControlCall call = ControlCall::init;
-  json::object body;
-  std::promise<json::object> done;  // with the answer
-};
-
 ControlCall call_from_string(std::string_view name) {
   for (const ControlCall call :
        {ControlCall::init, ControlCall::start, ControlCall::update, ControlCall::finish}) {
@@ -61,6 +54,13 @@ std::string settle(WorkerEngine& engine, const Verdict& verdict) {
 /// Where calls of the control plane wait for worker 0.
 class WorkerService::Desk final : public ControlHandler {
  public:
+  /// What worker 0 tells the others, and what it is asked itself.
+  struct Job {
+    ControlCall call = ControlCall::init;
+    json::object body;
+    std::promise<json::object> done;  // with the answer
+  };
+
   json::object init_weight_transfer_engine(const json::object& info, Deadline deadline) override {
     return post(ControlCall::init, info, deadline);
   }
@@ -219,7 +219,7 @@ void WorkerService::lead() {
                       options.deadline_of(kDeploymentCommand));
   };
   for (;;) {
-    const std::shared_ptr<Job> job =
+    const std::shared_ptr<Desk::Job> job =
         desk_->take(deadline_in(options.deadline_span(kDeploymentCommand) / 2));
     if (const std::string failure = group_->failure(); !failure.empty()) {
       if (job) {

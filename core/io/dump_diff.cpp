@@ -18,7 +18,7 @@ namespace {
 /// Facts that differ between any two runs.
 const std::set<std::string, std::less<>> kIncidental = {"created_utc", "run_id", "command_line"};
 /// Facts up to this long are shown.
-constexpr std::size_t kShownBytes = 60;
+constexpr std::size_t kComparedBytes = 60;
 
 class FileComparison {
  public:
@@ -92,7 +92,7 @@ class FileComparison {
 
   static std::string difference_of(const std::string& a, const std::string& b) {
     const auto shown = [](const std::string& text) {
-      return text.size() <= kShownBytes && text.find('\n') == text.npos;
+      return text.size() <= kComparedBytes && text.find('\n') == text.npos;
     };
     if (shown(a) && shown(b)) {
       return "'" + a + "' and '" + b + "'";
@@ -161,7 +161,7 @@ class FileComparison {
 
   static std::string short_text(const Layout& layout) {
     const std::string json = layout.canonical_json();
-    return json.size() <= 2 * kShownBytes
+    return json.size() <= 2 * kComparedBytes
                ? json
                : std::to_string(layout.pieces().size()) + " pieces over " +
                      std::to_string(layout.ranks().size()) + " ranks";

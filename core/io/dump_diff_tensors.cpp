@@ -18,7 +18,7 @@
 namespace m2n {
 namespace {
 
-constexpr std::uint64_t kBlockBytes = std::uint64_t{16} << 20;
+constexpr std::uint64_t kComparedBlock = std::uint64_t{16} << 20;
 
 template <class Value>
 double number(const std::byte* bits) {
@@ -63,7 +63,7 @@ double number_of(DType dtype, const std::byte* bits) {
   return value;
 }
 
-std::string hex(const std::byte* bits, std::uint64_t bytes) {
+std::string hex_bits(const std::byte* bits, std::uint64_t bytes) {
   std::string out = "0x";
   for (std::uint64_t i = bytes; i-- > 0;) {
     constexpr std::string_view kDigits = "0123456789abcdef";
@@ -115,7 +115,7 @@ class TensorComparison {
 
   void compare(const DumpShard& shard, std::size_t piece, const DumpShard* twin) {
     const Box& box = shard.compact.pieces[piece].box;
-    h5::for_each_block(box.extents(), item_bytes_, kBlockBytes, [&](const Box& part) {
+    h5::for_each_block(box.extents(), item_bytes_, kComparedBlock, [&](const Box& part) {
       Box block = part;
       for (std::size_t d = 0; d < box.rank(); ++d) {
         block.lo[d] += box.lo[d];
@@ -157,7 +157,7 @@ class TensorComparison {
           found_.at[d] += rest % (block.hi[d] - block.lo[d]);
           rest /= block.hi[d] - block.lo[d];
         }
-        first_ = hex(x, item_bytes_) + " and " + hex(y, item_bytes_);
+        first_ = hex_bits(x, item_bytes_) + " and " + hex_bits(y, item_bytes_);
       }
     }
   }

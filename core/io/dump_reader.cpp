@@ -15,7 +15,7 @@ namespace m2n {
 namespace {
 
 /// What a read of part of a shard keeps in memory at a time.
-constexpr std::uint64_t kBlockBytes = std::uint64_t{64} << 20;
+constexpr std::uint64_t kReadBlock = std::uint64_t{64} << 20;
 
 /// Calls @p visit for every dataset and link below @p group.
 template <class Visit>
@@ -383,7 +383,7 @@ void DumpReader::read(const DumpShard& shard, std::size_t piece, const Box& inne
     return;
   }
   std::vector<std::byte> block;
-  h5::for_each_block(extents, item_bytes, kBlockBytes, [&](const Box& part) {
+  h5::for_each_block(extents, item_bytes, kReadBlock, [&](const Box& part) {
     const Shape size = part.extents();
     block.resize(static_cast<std::size_t>(part.volume()) * item_bytes);
     read_part(dataset, size, inner_offset + offset_of(part, held.view.strides), held.view.strides,

@@ -27,14 +27,14 @@ namespace fs = std::filesystem;
 constexpr std::string_view kMetadataKey = "__metadata__";
 constexpr std::size_t kLengthBytes = 8;
 
-[[noreturn]] void fail(const std::string& what) { throw Error(Errc::bad_argument, what); }
+[[noreturn]] void bad_file(const std::string& what) { throw Error(Errc::bad_argument, what); }
 
 std::string range_text(std::uint64_t begin, std::uint64_t end) {
   return "[" + std::to_string(begin) + ", " + std::to_string(end) + ")";
 }
 
 /// The whole number that @p text is, if it is one without sign, fraction and exponent.
-std::optional<std::uint64_t> whole_number(std::string_view text) {
+std::optional<std::uint64_t> number_in(std::string_view text) {
   std::uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const bool ok = error == std::errc() && end == text.data() + text.size();
@@ -81,8 +81,8 @@ class HeaderEvents : public JsonEvents {
   }
   void end_array() override {
     if (at_ == At::in_offsets && offsets_.size() != 2) {
-      fail(subject() + "data_offsets has " + std::to_string(offsets_.size()) +
-           " numbers; it must have two, begin and end");
+      bad_file(subject() + "data_offsets has " + std::to_string(offsets_.size()) +
+               " numbers; it must have two, begin and end");
     }
     at_ = At::in_tensor;
   }
@@ -92,8 +92,8 @@ class HeaderEvents : public JsonEvents {
     } else if (at_ == At::in_metadata) {
       metadata_key_ = name;
       if (header.metadata.contains(metadata_key_)) {
-        fail(file_ + ": '__metadata__' has the key " + message_quoted(name) +
-             " twice; keys must differ");
+        bad_file(file_ + ": '__metadata__' has the key " + message_quoted(name) +
+                 " twice; keys must differ");
       }
       at_ = At::metadata_text;
     } else {
@@ -115,7 +115,7 @@ class HeaderEvents : public JsonEvents {
     if (at_ != At::in_shape && at_ != At::in_offsets) {
       refuse("the number " + std::string(text.substr(0, kShownDigits)));
     }
-    const std::optional<std::uint64_t> value = whole_number(text);
+    const std::optional<std::uint64_t> value = number_in(text);
     if (!value) {
       refuse(std::string(text.substr(0, kShownDigits)));
     }
@@ -153,33 +153,34 @@ class HeaderEvents : public JsonEvents {
   [[noreturn]] void refuse(const std::string& found) const {
     switch (at_) {
       case At::metadata:
-        fail(file_ + ": '__metadata__' is " + found + "; it must be an object of strings");
+        bad_file(file_ + ": '__metadata__' is " + found + "; it must be an object of strings");
       case At::metadata_text:
-        fail(file_ + ": '__metadata__' has " + found + " for the key " +
-             message_quoted(metadata_key_) +
-             "; its values must be strings, and no tensor can have this name");
+        bad_file(file_ + ": '__metadata__' has " + found + " for the key " +
+                 message_quoted(metadata_key_) +
+                 "; its values must be strings, and no tensor can have this name");
       case At::tensor:
-        fail(subject() + "its value is " + found +
-             "; it must be an object with dtype, shape and data_offsets");
+        bad_file(subject() + "its value is " + found +
+                 "; it must be an object with dtype, shape and data_offsets");
       case At::dtype:
-        fail(subject() + "dtype is " + found + "; it must be a string such as 'BF16'");
+        bad_file(subject() + "dtype is " + found + "; it must be a string such as 'BF16'");
       case At::shape:
-        fail(subject() + "shape is " + found + "; it must be a list of whole numbers");
+        bad_file(subject() + "shape is " + found + "; it must be a list of whole numbers");
       case At::offsets:
-        fail(subject() + "data_offsets is " + found + "; it must be a list of two whole numbers");
+        bad_file(subject() + "data_offsets is " + found +
+                 "; it must be a list of two whole numbers");
       case At::in_shape:
-        fail(subject() + "shape holds " + found +
-             "; each extent must be a whole number from 0 to 2^63-1");
+        bad_file(subject() + "shape holds " + found +
+                 "; each extent must be a whole number from 0 to 2^63-1");
       case At::in_offsets:
-        fail(subject() + "data_offsets holds " + found +
-             "; each offset must be a whole number from 0 to 2^48");
+        bad_file(subject() + "data_offsets holds " + found +
+                 "; each offset must be a whole number from 0 to 2^48");
       case At::document:
       case At::top:
       case At::in_metadata:
       case At::in_tensor:
         break;  // in an object the parser lets only keys come
     }
-    fail(file_ + ": the header is " + found + "; it must be an object");
+    bad_file(file_ + ": the header is " + found + "; it must be an object");
   }
 
   DType dtype_named(std::string_view name) const {
@@ -190,13 +191,13 @@ class HeaderEvents : public JsonEvents {
       }
       names += (names.empty() ? "" : ", ") + std::string(safetensors_name(dtype));
     }
-    fail(subject() + "unknown dtype " + message_quoted(name) + "; the dtypes are " + names);
+    bad_file(subject() + "unknown dtype " + message_quoted(name) + "; the dtypes are " + names);
   }
 
   void top_key(std::string_view name) {
     if (!names_.emplace(name).second) {
-      fail(file_ + ": the header has the key " + message_quoted(name) +
-           " twice; each tensor must be listed once");
+      bad_file(file_ + ": the header has the key " + message_quoted(name) +
+               " twice; each tensor must be listed once");
     }
     if (name == kMetadataKey) {
       at_ = At::metadata;
@@ -207,7 +208,7 @@ class HeaderEvents : public JsonEvents {
     has_dtype_ = has_shape_ = false;
     offsets_.clear();
     if (has_control_character(name)) {
-      fail(subject() + "its name holds a control character; names must be printable text");
+      bad_file(subject() + "its name holds a control character; names must be printable text");
     }
     at_ = At::tensor;
   }
@@ -224,11 +225,11 @@ class HeaderEvents : public JsonEvents {
       repeated = !offsets_.empty();
       at_ = At::offsets;
     } else {
-      fail(subject() + "unknown key " + message_quoted(name) +
-           "; the keys are dtype, shape and data_offsets");
+      bad_file(subject() + "unknown key " + message_quoted(name) +
+               "; the keys are dtype, shape and data_offsets");
     }
     if (repeated) {
-      fail(subject() + "it has the key " + message_quoted(name) + " twice; keys must differ");
+      bad_file(subject() + "it has the key " + message_quoted(name) + " twice; keys must differ");
     }
   }
 
@@ -237,8 +238,8 @@ class HeaderEvents : public JsonEvents {
       refuse(std::to_string(value));
     }
     if (tensor_.info.shape.size() == kMaxRank) {
-      fail(subject() + "shape has more than " + std::to_string(kMaxRank) +
-           " dimensions, the most that a tensor can have");
+      bad_file(subject() + "shape has more than " + std::to_string(kMaxRank) +
+               " dimensions, the most that a tensor can have");
     }
     tensor_.info.shape.push_back(static_cast<Index>(value));
   }
@@ -248,7 +249,8 @@ class HeaderEvents : public JsonEvents {
       refuse(std::to_string(value));
     }
     if (offsets_.size() == 2) {
-      fail(subject() + "data_offsets has more than two numbers; it must have two, begin and end");
+      bad_file(subject() +
+               "data_offsets has more than two numbers; it must have two, begin and end");
     }
     offsets_.push_back(value);
   }
@@ -259,25 +261,25 @@ class HeaderEvents : public JsonEvents {
                                 : offsets_.empty() ? "data_offsets"
                                                    : nullptr;
     if (missing != nullptr) {
-      fail(subject() + "it has no " + missing + "; dtype, shape and data_offsets are required");
+      bad_file(subject() + "it has no " + missing + "; dtype, shape and data_offsets are required");
     }
     tensor_.begin = offsets_[0];
     tensor_.end = offsets_[1];
     if (tensor_.end < tensor_.begin) {
-      fail(subject() + "data_offsets end at " + std::to_string(tensor_.end) +
-           ", before their begin at " + std::to_string(tensor_.begin));
+      bad_file(subject() + "data_offsets end at " + std::to_string(tensor_.end) +
+               ", before their begin at " + std::to_string(tensor_.begin));
     }
     std::uint64_t bytes = 0;
     try {
       bytes = stored_bytes(tensor_.info);
     } catch (const Error& error) {
-      fail(file_ + ": " + error.what());
+      bad_file(file_ + ": " + error.what());
     }
     if (tensor_.end - tensor_.begin != bytes) {
-      fail(subject() + "data_offsets " + range_text(tensor_.begin, tensor_.end) + " hold " +
-           std::to_string(tensor_.end - tensor_.begin) + " bytes, but " +
-           std::string(to_string(tensor_.info.dtype)) + " " + to_string(tensor_.info.shape) +
-           " takes " + std::to_string(bytes));
+      bad_file(subject() + "data_offsets " + range_text(tensor_.begin, tensor_.end) + " hold " +
+               std::to_string(tensor_.end - tensor_.begin) + " bytes, but " +
+               std::string(to_string(tensor_.info.dtype)) + " " + to_string(tensor_.info.shape) +
+               " takes " + std::to_string(bytes));
     }
     header.tensors.push_back(std::move(tensor_));
   }
@@ -297,16 +299,17 @@ class HeaderEvents : public JsonEvents {
                                const SafetensorsHeader::Tensor* previous, const std::string& file) {
   const std::string name = message_quoted(tensor.info.name);
   if (previous == nullptr) {
-    fail(file + ": tensor " + name + ": the first tensor begins at byte " +
-         std::to_string(tensor.begin) + " of the data; it must begin at 0");
+    bad_file(file + ": tensor " + name + ": the first tensor begins at byte " +
+             std::to_string(tensor.begin) + " of the data; it must begin at 0");
   }
   if (tensor.begin > position) {
-    fail(file + ": tensor " + name + ": bytes " + range_text(position, tensor.begin) +
-         " before it belong to no tensor; it must begin at " + std::to_string(position));
+    bad_file(file + ": tensor " + name + ": bytes " + range_text(position, tensor.begin) +
+             " before it belong to no tensor; it must begin at " + std::to_string(position));
   }
-  fail(file + ": tensors " + message_quoted(previous->info.name) + " " +
-       range_text(previous->begin, previous->end) + " and " + name + " " +
-       range_text(tensor.begin, tensor.end) + " overlap; each tensor must have bytes of its own");
+  bad_file(file + ": tensors " + message_quoted(previous->info.name) + " " +
+           range_text(previous->begin, previous->end) + " and " + name + " " +
+           range_text(tensor.begin, tensor.end) +
+           " overlap; each tensor must have bytes of its own");
 }
 
 /// Requires that @p tensors, sorted, cover [0, data_bytes) without gap or overlap.
@@ -322,13 +325,13 @@ void check_offsets(const std::vector<SafetensorsHeader::Tensor>& tensors, std::u
     previous = &tensor;
   }
   if (position > data_bytes) {
-    fail(file + ": the file is truncated: its tensors take " + std::to_string(position) +
-         " bytes, but only " + std::to_string(data_bytes) + " follow the header");
+    bad_file(file + ": the file is truncated: its tensors take " + std::to_string(position) +
+             " bytes, but only " + std::to_string(data_bytes) + " follow the header");
   }
   if (position < data_bytes) {
-    fail(file + ": the file has " + std::to_string(data_bytes - position) +
-         " bytes too many: it must end with its last tensor" +
-         (previous == nullptr ? "" : ", " + message_quoted(previous->info.name)));
+    bad_file(file + ": the file has " + std::to_string(data_bytes - position) +
+             " bytes too many: it must end with its last tensor" +
+             (previous == nullptr ? "" : ", " + message_quoted(previous->info.name)));
   }
 }
 
@@ -386,13 +389,14 @@ fs::path resolve_folder(const fs::path& folder) {
     throw Error(Errc::io, "cannot list the folder '" + folder.string() + "': " + error.message());
   }
   if (found.empty()) {
-    fail("the folder '" + folder.string() +
-         "' holds neither model.safetensors nor a *.safetensors.index.json");
+    bad_file("the folder '" + folder.string() +
+             "' holds neither model.safetensors nor a *.safetensors.index.json");
   }
   if (found.size() > 1) {
     std::sort(found.begin(), found.end());
-    fail("the folder '" + folder.string() + "' leaves a choice between " +
-         message_quoted(found[0]) + " and " + message_quoted(found[1]) + "; name the file to read");
+    bad_file("the folder '" + folder.string() + "' leaves a choice between " +
+             message_quoted(found[0]) + " and " + message_quoted(found[1]) +
+             "; name the file to read");
   }
   return folder / found.front();
 }
@@ -408,24 +412,25 @@ std::uint64_t stored_bytes(const TensorInfo& info) {
   bool empty = false;
   for (const Index extent : info.shape) {
     if (extent < 0) {
-      fail(subject() + "shape " + to_string(info.shape) + " has a negative extent");
+      bad_file(subject() + "shape " + to_string(info.shape) + " has a negative extent");
     }
     empty = empty || extent == 0;
     // An empty tensor counts too, without its zeros: its strides must fit.
     if (extent != 0 && __builtin_mul_overflow(bits, static_cast<std::uint64_t>(extent), &bits)) {
-      fail(subject() + "the size of " + type() + " overflows; its bits must fit into 64 bits");
+      bad_file(subject() + "the size of " + type() + " overflows; its bits must fit into 64 bits");
     }
   }
   const bool even = !info.shape.empty() && *(info.shape.end() - 1) % 2 == 0;
   if (info.dtype == DType::f4 && !even) {
-    fail(subject() + type() + " has an odd last dimension; two f4 elements share a byte, " +
-         "so it must be even");
+    bad_file(subject() + type() + " has an odd last dimension; two f4 elements share a byte, " +
+             "so it must be even");
   }
   if (empty) {
     return 0;
   }
   if (bits % 8 != 0) {
-    fail(subject() + type() + " takes " + std::to_string(bits) + " bits; it must take whole bytes");
+    bad_file(subject() + type() + " takes " + std::to_string(bits) +
+             " bits; it must take whole bytes");
   }
   return bits / 8;
 }
@@ -448,21 +453,21 @@ SafetensorsFile::SafetensorsFile(const fs::path& path) : path_(path), mapping_(p
   const std::span<const std::byte> bytes = mapping_.bytes();
   const std::string subject = message_quoted(path.string()) + ": ";
   if (bytes.size() < kLengthBytes) {
-    fail(subject + "the file has " + std::to_string(bytes.size()) +
-         " bytes; a safetensors file begins with an 8-byte header length");
+    bad_file(subject + "the file has " + std::to_string(bytes.size()) +
+             " bytes; a safetensors file begins with an 8-byte header length");
   }
   std::uint64_t length = 0;
   for (std::size_t i = 0; i < kLengthBytes; ++i) {
     length |= std::to_integer<std::uint64_t>(bytes[i]) << (8 * i);
   }
   if (length > kMaxSafetensorsHeaderBytes) {
-    fail(subject + "the header length is " + std::to_string(length) + "; it must be at most " +
-         std::to_string(kMaxSafetensorsHeaderBytes) + ", so this may be no safetensors file");
+    bad_file(subject + "the header length is " + std::to_string(length) + "; it must be at most " +
+             std::to_string(kMaxSafetensorsHeaderBytes) + ", so this may be no safetensors file");
   }
   const std::uint64_t rest = bytes.size() - kLengthBytes;
   if (length > rest) {
-    fail(subject + "the header length is " + std::to_string(length) + ", but only " +
-         std::to_string(rest) + " bytes follow: the file is truncated within its header");
+    bad_file(subject + "the header length is " + std::to_string(length) + ", but only " +
+             std::to_string(rest) + " bytes follow: the file is truncated within its header");
   }
   const std::span<const std::byte> text = bytes.subspan(kLengthBytes, length);
   const std::span<const std::byte> data = bytes.subspan(kLengthBytes + length);
@@ -516,13 +521,13 @@ void Checkpoint::open_index() {
       const std::string& name = tensor.info.name;
       const auto listed = index.file_of_tensor.find(name);
       if (listed == index.file_of_tensor.end()) {
-        fail(subject + ": tensor " + message_quoted(name) + " of the file " + message_quoted(file) +
-             " is not listed; the index must list every tensor");
+        bad_file(subject + ": tensor " + message_quoted(name) + " of the file " +
+                 message_quoted(file) + " is not listed; the index must list every tensor");
       }
       if (listed->second != file) {
-        fail(subject + ": tensor " + message_quoted(name) + " lies in the file " +
-             message_quoted(file) + ", but the index puts it into " +
-             message_quoted(listed->second) + "; each tensor must lie in one file");
+        bad_file(subject + ": tensor " + message_quoted(name) + " lies in the file " +
+                 message_quoted(file) + ", but the index puts it into " +
+                 message_quoted(listed->second) + "; each tensor must lie in one file");
       }
       found.insert(name);
       total_bytes += tensor.bytes;  // at most 2^48 a file that exists
@@ -530,21 +535,21 @@ void Checkpoint::open_index() {
   }
   for (const auto& [tensor, file] : index.file_of_tensor) {
     if (!found.contains(tensor)) {
-      fail(subject + ": the file " + message_quoted(file) + " has no tensor " +
-           message_quoted(tensor) + ", which the index puts there");
+      bad_file(subject + ": the file " + message_quoted(file) + " has no tensor " +
+               message_quoted(tensor) + ", which the index puts there");
     }
   }
   if (index.total_bytes && *index.total_bytes != total_bytes) {
-    fail(subject + ": total_size is " + std::to_string(*index.total_bytes) +
-         ", but the tensors take " + std::to_string(total_bytes) + " bytes");
+    bad_file(subject + ": total_size is " + std::to_string(*index.total_bytes) +
+             ", but the tensors take " + std::to_string(total_bytes) + " bytes");
   }
 }
 
 const StoredTensor& Checkpoint::tensor(std::string_view name) const {
   const auto found = by_name_.find(name);
   if (found == by_name_.end()) {
-    fail(message_quoted(path_.string()) + ": no tensor " + message_quoted(name) +
-         "; the checkpoint has " + std::to_string(catalogue_.size()) + " others");
+    bad_file(message_quoted(path_.string()) + ": no tensor " + message_quoted(name) +
+             "; the checkpoint has " + std::to_string(catalogue_.size()) + " others");
   }
   return *found->second;
 }

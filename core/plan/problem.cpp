@@ -33,23 +33,24 @@ std::uint64_t Parameter::bytes() const {
 
 namespace {
 
-[[noreturn]] void fail(const std::string& parameter, const std::string& what) {
+[[noreturn]] void bad_parameter(const std::string& parameter, const std::string& what) {
   throw Error(Errc::bad_argument, "parameter '" + parameter + "': " + what);
 }
 
 void check_side(const Parameter& parameter, const Side& side, Role role) {
   const std::string name(to_string(role));
   if (!side.layout) {
-    fail(parameter.name, "the " + name + " has no layout");
+    bad_parameter(parameter.name, "the " + name + " has no layout");
   }
   if (side.layout->shape() != parameter.shape) {
-    fail(parameter.name, "the " + name + " layout has shape " + to_string(side.layout->shape()) +
-                             ", the parameter " + to_string(parameter.shape));
+    bad_parameter(parameter.name, "the " + name + " layout has shape " +
+                                      to_string(side.layout->shape()) + ", the parameter " +
+                                      to_string(parameter.shape));
   }
   if (side.buffers.size() < side.layout->slot_count()) {
-    fail(parameter.name, "the " + name + " layout uses " +
-                             std::to_string(side.layout->slot_count()) + " buffers, but " +
-                             std::to_string(side.buffers.size()) + " are named");
+    bad_parameter(parameter.name, "the " + name + " layout uses " +
+                                      std::to_string(side.layout->slot_count()) + " buffers, but " +
+                                      std::to_string(side.buffers.size()) + " are named");
   }
 }
 
@@ -62,11 +63,11 @@ void check_dtypes(const Parameter& parameter) {
   const std::string both = "the source has dtype " + std::string(to_string(from)) +
                            " and the destination " + std::string(to_string(to));
   if (!can_cast(from, to)) {
-    fail(parameter.name, both + ", and there is no cast between them; make them equal");
+    bad_parameter(parameter.name, both + ", and there is no cast between them; make them equal");
   }
   if (!parameter.cast) {
-    fail(parameter.name,
-         both + ", and no cast was asked for; make them equal or set \"cast\": true");
+    bad_parameter(parameter.name,
+                  both + ", and no cast was asked for; make them equal or set \"cast\": true");
   }
 }
 
@@ -89,9 +90,9 @@ void check_source_cover(const Parameter& parameter) {
     missing = std::move(left);
   }
   if (!missing.empty()) {
-    fail(parameter.name, "the source layout does not cover the tensor: no rank holds box " +
-                             to_string(missing.front()) + " of shape " +
-                             to_string(parameter.shape));
+    bad_parameter(parameter.name,
+                  "the source layout does not cover the tensor: no rank holds box " +
+                      to_string(missing.front()) + " of shape " + to_string(parameter.shape));
   }
 }
 
@@ -198,10 +199,11 @@ class DestinationMemory {
               [](const auto& a, const auto& b) { return a.first.begin < b.first.begin; });
     for (std::size_t i = 1; i < rows.size(); ++i) {
       if (rows[i].first.begin < rows[i - 1].first.end) {
-        fail(parameters_[rows[i].second].name,
-             "two elements of the destination share byte " + std::to_string(rows[i].first.begin) +
-                 " of a buffer on rank " + std::to_string(rank) + " (the other belongs to '" +
-                 parameters_[rows[i - 1].second].name + "'); every element needs its own place");
+        bad_parameter(
+            parameters_[rows[i].second].name,
+            "two elements of the destination share byte " + std::to_string(rows[i].first.begin) +
+                " of a buffer on rank " + std::to_string(rank) + " (the other belongs to '" +
+                parameters_[rows[i - 1].second].name + "'); every element needs its own place");
       }
     }
   }
@@ -277,7 +279,7 @@ Problem Problem::make(std::vector<Parameter> parameters) {
   std::unordered_set<const Layout*> covered;
   for (const Parameter& parameter : problem.parameters_) {
     if (!names.insert(parameter.name).second) {
-      fail(parameter.name, "the name is declared twice; names must be unique");
+      bad_parameter(parameter.name, "the name is declared twice; names must be unique");
     }
     check_side(parameter, parameter.source, Role::source);
     check_side(parameter, parameter.destination, Role::destination);

@@ -71,7 +71,7 @@ struct Instance {
 };
 
 /// Bytes of a rank's scratch, and the messages that have read them since they were written.
-struct ScratchUse {
+struct SimulatedScratch {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
   const Instance* writer = nullptr;
@@ -101,7 +101,7 @@ std::vector<SimMessage> messages_of(const Plan& plan, const Problem& problem) {
   std::vector<SimMessage> messages;
   // In the stage at hand: from, to, and what must have arrived.
   std::map<std::tuple<Rank, Rank, std::vector<std::uint32_t>>, std::uint32_t> of_pair;
-  std::map<Rank, std::vector<ScratchUse>> scratch;
+  std::map<Rank, std::vector<SimulatedScratch>> scratch;
   while (!due.empty()) {
     const std::uint32_t stage = due.begin()->first;
     const std::vector<std::size_t> now = std::move(due.begin()->second);
@@ -151,18 +151,18 @@ std::vector<SimMessage> messages_of(const Plan& plan, const Problem& problem) {
           const std::uint64_t end =
               piece.offset_bytes + static_cast<std::uint64_t>(piece.box.volume()) *
                                        bytes_of(pattern.geometry.destination->dtype());
-          std::vector<ScratchUse>& of_rank = scratch[piece.rank];
-          auto use = std::find_if(of_rank.begin(), of_rank.end(), [&](const ScratchUse& u) {
+          std::vector<SimulatedScratch>& of_rank = scratch[piece.rank];
+          auto use = std::find_if(of_rank.begin(), of_rank.end(), [&](const SimulatedScratch& u) {
             return u.writer == &instance && u.begin == piece.offset_bytes && u.end == end;
           });
           if (holding == move.to && (use == of_rank.end() || !use->readers.empty())) {
             // New contents: whatever lay there must have been read.
-            for (const ScratchUse& old : of_rank) {
+            for (const SimulatedScratch& old : of_rank) {
               if (old.begin < end && piece.offset_bytes < old.end) {
                 message.after.insert(message.after.end(), old.readers.begin(), old.readers.end());
               }
             }
-            std::erase_if(of_rank, [&](const ScratchUse& old) {
+            std::erase_if(of_rank, [&](const SimulatedScratch& old) {
               return old.begin < end && piece.offset_bytes < old.end;
             });
             of_rank.push_back({piece.offset_bytes, end, &instance, {}});

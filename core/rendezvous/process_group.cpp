@@ -23,7 +23,6 @@
 namespace m2n {
 namespace {
 
-using std::chrono::milliseconds;
 using wire::Kind;
 using wire::Malformed;
 using wire::Reader;
@@ -31,11 +30,11 @@ using wire::Writer;
 
 /// The store answers at the deadline, naming who is missing. Only when it is silent so much longer
 /// is it taken for missing itself.
-constexpr milliseconds kStoreGrace{2000};
+constexpr std::chrono::milliseconds kStoreGrace{2000};
 /// For last words, which nobody waits for.
-constexpr milliseconds kGoodbye{200};
-constexpr milliseconds kFirstRetry{5};
-constexpr milliseconds kLongestRetry{250};
+constexpr std::chrono::milliseconds kGoodbye{200};
+constexpr std::chrono::milliseconds kFirstRetry{5};
+constexpr std::chrono::milliseconds kLongestRetry{250};
 
 Deadline now() { return std::chrono::steady_clock::now(); }
 
@@ -44,7 +43,7 @@ std::uint64_t wait_us(Deadline deadline) {
   return static_cast<std::uint64_t>(std::max<std::int64_t>(left.count(), 0));
 }
 
-std::string in_phase(std::string_view phase) { return "phase '" + std::string(phase) + "'"; }
+std::string naming_phase(std::string_view phase) { return "phase '" + std::string(phase) + "'"; }
 
 struct Failure {
   Errc code = Errc::peer_lost;
@@ -126,13 +125,14 @@ class ProcessGroup final : public WorldGroup {
     check_rank(to);
     check_name(phase);
     check_value(value);
-    call(Kind::send, in_phase(phase), Writer().text(phase).rank(to).text(value).take(), deadline);
+    call(Kind::send, naming_phase(phase), Writer().text(phase).rank(to).text(value).take(),
+         deadline);
   }
 
   std::string receive(std::string_view phase, Rank from, Deadline deadline) override {
     check_rank(from);
     check_name(phase);
-    return call(Kind::receive, in_phase(phase),
+    return call(Kind::receive, naming_phase(phase),
                 Writer().text(phase).rank(from).u64(wait_us(deadline)).take(), deadline);
   }
 
@@ -327,7 +327,7 @@ class ProcessGroup final : public WorldGroup {
     sent.failed = said.failed;
     sent.value = said.text;
     const std::string payload =
-        call(Kind::collective, in_phase(phase), wire::encode_collective(sent), deadline);
+        call(Kind::collective, naming_phase(phase), wire::encode_collective(sent), deadline);
     ++collectives_;
     return read([&] { return decode(payload); });
   }
@@ -437,7 +437,7 @@ std::unique_ptr<WorldGroup> join_world(const WorldOptions& options, Deadline dea
   expects(options.port != 0, "the port of the store");
   expects(options.world.size() <= wire::kMaxNameBytes, "a world's name of at most 1024 bytes");
   std::string why = "there was no time to connect";
-  for (milliseconds pause = kFirstRetry; now() < deadline;
+  for (std::chrono::milliseconds pause = kFirstRetry; now() < deadline;
        pause = std::min(2 * pause, kLongestRetry)) {
     try {
       if (std::unique_ptr<WorldGroup> group = try_join(options, deadline, why)) {

@@ -21,7 +21,7 @@ using wire::Kind;
 namespace {
 
 /// How much of a frame is made room for before it has come.
-constexpr std::uint64_t kReadStep = 256U << 10U;
+constexpr std::uint64_t kPayloadStep = 256U << 10U;
 /// A client with so many answers on their way is not read from until it takes some.
 constexpr std::size_t kMaxAnswers = 64;
 
@@ -125,7 +125,7 @@ void StoreSession::read_payload() {
     return;
   }
   const auto self = shared_from_this();
-  payload_.resize(std::min(header_.payload_bytes, have + kReadStep));
+  payload_.resize(std::min(header_.payload_bytes, have + kPayloadStep));
   asio::async_read(socket_, asio::buffer(payload_.data() + have, payload_.size() - have),
                    [self](error_code error, std::size_t) {
                      if (error) {

@@ -23,8 +23,8 @@ struct Exchange {
   bool complete = false;
 };
 
-struct World {
-  explicit World(std::size_t ranks) : left(ranks, false), current(new Exchange(ranks)) {}
+struct ThreadWorld {
+  explicit ThreadWorld(std::size_t ranks) : left(ranks, false), current(new Exchange(ranks)) {}
 
   std::mutex mutex;
   std::condition_variable changed;
@@ -46,7 +46,8 @@ std::string list_ranks_where(std::size_t size, Picked picked) {
 
 class ThreadGroup final : public Group {
  public:
-  ThreadGroup(std::shared_ptr<World> world, Rank rank) : world_(std::move(world)), rank_(rank) {}
+  ThreadGroup(std::shared_ptr<ThreadWorld> world, Rank rank)
+      : world_(std::move(world)), rank_(rank) {}
 
   ~ThreadGroup() override {
     const std::lock_guard lock(world_->mutex);
@@ -104,7 +105,7 @@ class ThreadGroup final : public Group {
   }
 
  private:
-  std::shared_ptr<World> world_;
+  std::shared_ptr<ThreadWorld> world_;
   Rank rank_;
 };
 
@@ -112,7 +113,7 @@ class ThreadGroup final : public Group {
 
 std::vector<std::unique_ptr<Group>> make_thread_groups(Rank size) {
   expects(size > 0, "a world of at least one rank");
-  const auto world = std::make_shared<World>(static_cast<std::size_t>(size));
+  const auto world = std::make_shared<ThreadWorld>(static_cast<std::size_t>(size));
   std::vector<std::unique_ptr<Group>> groups;
   for (Rank rank = 0; rank < size; ++rank) {
     groups.push_back(std::make_unique<ThreadGroup>(world, rank));

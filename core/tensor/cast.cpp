@@ -80,26 +80,26 @@ void cast_all(const std::byte* __restrict source, std::byte* __restrict destinat
   }
 }
 
-using Loop = void (*)(const std::byte*, std::byte*, std::uint64_t) noexcept;
+using CastLoop = void (*)(const std::byte*, std::byte*, std::uint64_t) noexcept;
 
 /// Null where there is no cast between different types.
-Loop loop_of(DType from, DType to) noexcept {
+CastLoop loop_of(DType from, DType to) noexcept {
   using Half = std::uint16_t;
   using Word = std::uint32_t;
   if (from == DType::f32) {
     return to == DType::bf16  ? cast_all<bf16_bits, Word, Half>
            : to == DType::f16 ? cast_all<f16_bits, Word, Half>
-                              : Loop{};
+                              : CastLoop{};
   }
   if (from == DType::bf16) {
     return to == DType::f32   ? cast_all<f32_bits_of_bf16, Half, Word>
            : to == DType::f16 ? cast_all<f16_bits_of_bf16, Half, Half>
-                              : Loop{};
+                              : CastLoop{};
   }
   if (from == DType::f16) {
     return to == DType::f32    ? cast_all<f32_bits_of_f16, Half, Word>
            : to == DType::bf16 ? cast_all<bf16_bits_of_f16, Half, Half>
-                               : Loop{};
+                               : CastLoop{};
   }
   return nullptr;
 }
@@ -133,7 +133,7 @@ void cast_elements(DType from, const std::byte* source, DType to, std::byte* des
     }
     return;
   }
-  const Loop loop = loop_of(from, to);
+  const CastLoop loop = loop_of(from, to);
   if (loop == nullptr) {
     throw Error(Errc::bad_argument, "no cast from " + std::string(to_string(from)) + " to " +
                                         std::string(to_string(to)) +

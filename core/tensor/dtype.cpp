@@ -11,7 +11,7 @@
 namespace m2n {
 namespace {
 
-struct Row {
+struct Entry {
   DType dtype;
   std::string_view name;
   std::string_view safetensors;
@@ -19,33 +19,34 @@ struct Row {
 };
 
 constexpr std::array kRows{
-    Row{DType::boolean, "bool", "BOOL", 8},
-    Row{DType::f4, "f4", "F4", 4},
-    Row{DType::f6_e2m3, "f6_e2m3", "F6_E2M3", 6},
-    Row{DType::f6_e3m2, "f6_e3m2", "F6_E3M2", 6},
-    Row{DType::u8, "u8", "U8", 8},
-    Row{DType::i8, "i8", "I8", 8},
-    Row{DType::f8_e5m2, "f8_e5m2", "F8_E5M2", 8},
-    Row{DType::f8_e4m3, "f8_e4m3", "F8_E4M3", 8},
-    Row{DType::f8_e8m0, "f8_e8m0", "F8_E8M0", 8},
-    Row{DType::f8_e4m3fnuz, "f8_e4m3fnuz", "F8_E4M3FNUZ", 8},
-    Row{DType::f8_e5m2fnuz, "f8_e5m2fnuz", "F8_E5M2FNUZ", 8},
-    Row{DType::i16, "i16", "I16", 16},
-    Row{DType::u16, "u16", "U16", 16},
-    Row{DType::f16, "f16", "F16", 16},
-    Row{DType::bf16, "bf16", "BF16", 16},
-    Row{DType::i32, "i32", "I32", 32},
-    Row{DType::u32, "u32", "U32", 32},
-    Row{DType::f32, "f32", "F32", 32},
-    Row{DType::c64, "c64", "C64", 64},
-    Row{DType::f64, "f64", "F64", 64},
-    Row{DType::i64, "i64", "I64", 64},
-    Row{DType::u64, "u64", "U64", 64},
+    Entry{DType::boolean, "bool", "BOOL", 8},
+    Entry{DType::f4, "f4", "F4", 4},
+    Entry{DType::f6_e2m3, "f6_e2m3", "F6_E2M3", 6},
+    Entry{DType::f6_e3m2, "f6_e3m2", "F6_E3M2", 6},
+    Entry{DType::u8, "u8", "U8", 8},
+    Entry{DType::i8, "i8", "I8", 8},
+    Entry{DType::f8_e5m2, "f8_e5m2", "F8_E5M2", 8},
+    Entry{DType::f8_e4m3, "f8_e4m3", "F8_E4M3", 8},
+    Entry{DType::f8_e8m0, "f8_e8m0", "F8_E8M0", 8},
+    Entry{DType::f8_e4m3fnuz, "f8_e4m3fnuz", "F8_E4M3FNUZ", 8},
+    Entry{DType::f8_e5m2fnuz, "f8_e5m2fnuz", "F8_E5M2FNUZ", 8},
+    Entry{DType::i16, "i16", "I16", 16},
+    Entry{DType::u16, "u16", "U16", 16},
+    Entry{DType::f16, "f16", "F16", 16},
+    Entry{DType::bf16, "bf16", "BF16", 16},
+    Entry{DType::i32, "i32", "I32", 32},
+    Entry{DType::u32, "u32", "U32", 32},
+    Entry{DType::f32, "f32", "F32", 32},
+    Entry{DType::c64, "c64", "C64", 64},
+    Entry{DType::f64, "f64", "F64", 64},
+    Entry{DType::i64, "i64", "I64", 64},
+    Entry{DType::u64, "u64", "U64", 64},
 };
 
 constexpr auto kAll = [] {
   std::array<DType, kRows.size()> all{};
-  std::transform(kRows.begin(), kRows.end(), all.begin(), [](const Row& row) { return row.dtype; });
+  std::transform(kRows.begin(), kRows.end(), all.begin(),
+                 [](const Entry& row) { return row.dtype; });
   return all;
 }();
 
@@ -59,20 +60,20 @@ static_assert([] {
   return true;
 }());
 
-const Row& row_of(DType dtype) {
+const Entry& row_of(DType dtype) {
   const auto i = static_cast<std::size_t>(dtype);
   expects(i < kRows.size(), "a dtype that exists");
   return kRows[i];
 }
 
-DType find(std::string_view name, std::string_view Row::*column, const char* kind) {
+DType find(std::string_view name, std::string_view Entry::*column, const char* kind) {
   const auto row =
-      std::find_if(kRows.begin(), kRows.end(), [&](const Row& r) { return r.*column == name; });
+      std::find_if(kRows.begin(), kRows.end(), [&](const Entry& r) { return r.*column == name; });
   if (row != kRows.end()) {
     return row->dtype;
   }
   std::string text = std::string("no ") + kind + " '" + std::string(name) + "'; the names are ";
-  for (const Row& r : kRows) {
+  for (const Entry& r : kRows) {
     text += std::string(&r == kRows.data() ? "" : ", ") + std::string(r.*column);
   }
   throw Error(Errc::bad_argument, text);
@@ -86,10 +87,10 @@ std::string_view to_string(DType dtype) { return row_of(dtype).name; }
 
 std::string_view safetensors_name(DType dtype) { return row_of(dtype).safetensors; }
 
-DType dtype_from_string(std::string_view name) { return find(name, &Row::name, "dtype"); }
+DType dtype_from_string(std::string_view name) { return find(name, &Entry::name, "dtype"); }
 
 DType dtype_from_safetensors(std::string_view name) {
-  return find(name, &Row::safetensors, "safetensors dtype");
+  return find(name, &Entry::safetensors, "safetensors dtype");
 }
 
 std::uint32_t bits_of(DType dtype) { return row_of(dtype).bits; }
@@ -97,7 +98,7 @@ std::uint32_t bits_of(DType dtype) { return row_of(dtype).bits; }
 bool is_byte_sized(DType dtype) { return bits_of(dtype) % 8 == 0; }
 
 std::uint64_t bytes_of(DType dtype) {
-  const Row& row = row_of(dtype);
+  const Entry& row = row_of(dtype);
   if (row.bits % 8 != 0) {
     throw Error(Errc::bad_argument, "dtype " + std::string(row.name) + " has " +
                                         std::to_string(row.bits) +

@@ -31,9 +31,9 @@ using models::Sizes;
 using models::Table;
 using models::Units;
 
-const std::vector<std::string> kTypes = {"deepseek_v3", "kimi_k2"};
+const std::vector<std::string> kDeepseekTypes = {"deepseek_v3", "kimi_k2"};
 
-std::vector<std::string> keys() {
+std::vector<std::string> deepseek_keys() {
   std::vector<std::string> all = {"hidden_size",
                                   "num_hidden_layers",
                                   "num_attention_heads",
@@ -61,8 +61,8 @@ std::vector<std::string> keys() {
 class Deepseek {
  public:
   explicit Deepseek(const Options& options)
-      : sizes_("deepseek_v3", options, keys()),
-        kimi_(sizes_.choice("model_type", kTypes) == "kimi_k2"),
+      : sizes_("deepseek_v3", options, deepseek_keys()),
+        kimi_(sizes_.choice("model_type", kDeepseekTypes) == "kimi_k2"),
         quantization_(sizes_),
         hidden_(sizes_.size("hidden_size")),
         heads_(sizes_.units("num_attention_heads")),
@@ -234,7 +234,7 @@ class Deepseek {
 }  // namespace
 
 void add_model_deepseek(Registries& registries) {
-  for (const std::string& type : kTypes) {
+  for (const std::string& type : kDeepseekTypes) {
     registries.models.add(type, "latent attention and experts: deepseek_v3, kimi_k2",
                           [type](const ModelContext& context) {
                             Options options = context.options;

@@ -10,13 +10,12 @@
 
 #include "core/api/patterns.hpp"
 #include "core/error.hpp"
+#include "sinks/fail.hpp"
 #include "sinks/models/names.hpp"
 #include "sinks/models/parameter.hpp"
 
 namespace m2n::models {
 namespace {
-
-[[noreturn]] void fail(const std::string& text) { throw Error(Errc::bad_argument, text); }
 
 void replace_all(std::string& text, std::string_view what, std::string_view by) {
   for (auto at = text.find(what); at != std::string::npos; at = text.find(what, at + by.size())) {

@@ -24,7 +24,7 @@ using models::Sizes;
 using models::Table;
 using models::Units;
 
-std::vector<std::string> keys() {
+std::vector<std::string> gpt_oss_keys() {
   std::vector<std::string> all = {"num_hidden_layers",   "intermediate_size",
                                   "num_local_experts",   "vocab_size",
                                   "tie_word_embeddings", "attention_bias",
@@ -89,7 +89,7 @@ void add_experts(Rows& rows, const std::string& module, const Table& table, cons
 }
 
 Table gpt_oss_table(const Options& options) {
-  const Sizes sizes("gpt_oss", options, keys());
+  const Sizes sizes("gpt_oss", options, gpt_oss_keys());
   sizes.choice("model_type", {"gpt_oss"});
   const Heads heads(sizes);
   const bool quantised = sizes.has("quantization_config");

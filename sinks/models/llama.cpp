@@ -18,9 +18,9 @@ using models::Rows;
 using models::Sizes;
 using models::Table;
 
-const std::vector<std::string> kTypes = {"llama", "mistral", "qwen2", "qwen3"};
+const std::vector<std::string> kLlamaTypes = {"llama", "mistral", "qwen2", "qwen3"};
 
-std::vector<std::string> keys() {
+std::vector<std::string> llama_keys() {
   std::vector<std::string> all = {"num_hidden_layers",   "intermediate_size", "vocab_size",
                                   "tie_word_embeddings", "attention_bias",    "mlp_bias"};
   for (const auto& more : {Heads::keys(), Quantization::keys()}) {
@@ -30,8 +30,8 @@ std::vector<std::string> keys() {
 }
 
 Table llama_table(const Options& options) {
-  const Sizes sizes("llama", options, keys());
-  const std::string type = sizes.choice("model_type", kTypes);
+  const Sizes sizes("llama", options, llama_keys());
+  const std::string type = sizes.choice("model_type", kLlamaTypes);
   const Heads heads(sizes);
   const bool tied = sizes.flag("tie_word_embeddings", false);
   const Quantization quantization(sizes);
@@ -66,11 +66,11 @@ Table llama_table(const Options& options) {
 }  // namespace
 
 void add_model_llama(Registries& registries) {
-  for (const std::string& type : kTypes) {
+  for (const std::string& type : kLlamaTypes) {
     registries.models.add(type, "dense decoders: llama, mistral, qwen2, qwen3",
                           [type](const ModelContext& context) {
                             Options options = context.options;
-                            if (type != kTypes.front()) {
+                            if (type != kLlamaTypes.front()) {
                               options["model_type"] = type;
                             }
                             return models::make_family(llama_table(options));

@@ -15,7 +15,7 @@ using models::Rows;
 using models::Sizes;
 using models::Table;
 
-std::vector<std::string> keys() {
+std::vector<std::string> mixtral_keys() {
   std::vector<std::string> all = {"num_hidden_layers", "intermediate_size",   "num_local_experts",
                                   "vocab_size",        "tie_word_embeddings", "experts_order"};
   const auto heads = Heads::keys();
@@ -24,7 +24,7 @@ std::vector<std::string> keys() {
 }
 
 Table mixtral_table(const Options& options) {
-  const Sizes sizes("mixtral", options, keys());
+  const Sizes sizes("mixtral", options, mixtral_keys());
   sizes.choice("model_type", {"mixtral"});
   const Heads heads(sizes);
   const bool tied = sizes.flag("tie_word_embeddings", false);

@@ -7,11 +7,10 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "sinks/fail.hpp"
 
 namespace m2n::models {
 namespace {
-
-[[noreturn]] void fail(const std::string& text) { throw Error(Errc::bad_argument, text); }
 
 /// What the worker takes along the dimension that is cut, and its room for it there. Runs follow
 /// one another; there are several only where an element is repeated.

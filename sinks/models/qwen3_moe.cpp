@@ -16,7 +16,7 @@ using models::Rows;
 using models::Sizes;
 using models::Table;
 
-std::vector<std::string> keys() {
+std::vector<std::string> qwen3_moe_keys() {
   std::vector<std::string> all = {
       "num_hidden_layers", "moe_intermediate_size", "num_experts",  "vocab_size",
       "attention_bias",    "tie_word_embeddings",   "experts_order"};
@@ -27,7 +27,7 @@ std::vector<std::string> keys() {
 }
 
 Table qwen3_moe_table(const Options& options) {
-  const Sizes sizes("qwen3_moe", options, keys());
+  const Sizes sizes("qwen3_moe", options, qwen3_moe_keys());
   sizes.choice("model_type", {"qwen3_moe"});
   const Heads heads(sizes);
   const bool tied = sizes.flag("tie_word_embeddings", false);

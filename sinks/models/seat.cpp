@@ -6,11 +6,10 @@
 #include <numeric>
 
 #include "core/error.hpp"
+#include "sinks/fail.hpp"
 
 namespace m2n::models {
 namespace {
-
-[[noreturn]] void fail(const std::string& text) { throw Error(Errc::bad_argument, text); }
 
 std::string number(Index value) { return std::to_string(value); }
 

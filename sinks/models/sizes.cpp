@@ -10,11 +10,10 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "sinks/fail.hpp"
 
 namespace m2n::models {
 namespace {
-
-[[noreturn]] void fail(const std::string& text) { throw Error(Errc::bad_argument, text); }
 
 constexpr std::array kCommonKeys = {"model_type",      "dtype",         "torch_dtype",
                                     "checkpoint_root", "worker_root",   "names",

@@ -73,15 +73,6 @@ Sum sum_of(const Catalogue& catalogue, const std::string& prefix = "") {
   return sum;
 }
 
-const WorkerParameter& parameter_of(const WorkerModel& model, const std::string& name) {
-  for (const WorkerParameter& parameter : model.parameters) {
-    if (parameter.name == name) {
-      return parameter;
-    }
-  }
-  throw std::logic_error("no parameter " + name);
-}
-
 std::string shape_of(const WorkerModel& model, const std::string& name) {
   return to_string(parameter_of(model, name).shape);
 }

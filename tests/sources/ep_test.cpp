@@ -12,8 +12,6 @@ using namespace m2n::testing;
 
 namespace {
 
-std::string text(Index value) { return std::to_string(value); }
-
 /// Experts of each EP rank, dealt one by one.
 std::vector<std::vector<Index>> dealt(const std::string& assignment, Index experts, Index ranks) {
   std::vector<std::vector<Index>> slots(static_cast<std::size_t>(ranks));

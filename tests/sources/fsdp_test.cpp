@@ -13,8 +13,6 @@ using namespace m2n::testing;
 
 namespace {
 
-std::string text(Index value) { return std::to_string(value); }
-
 /// What FSDP2 over tensor parallelism really holds: cut for the inner rank, then for the shard.
 std::vector<Index> real_rows(Index extent, Index inner, Index shards, Index t, Index s) {
   return chunk_list(chunk_list(range(0, extent), inner, t), shards, s);

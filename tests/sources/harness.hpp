@@ -18,6 +18,8 @@
 
 namespace m2n::testing {
 
+inline std::string text(Index value) { return std::to_string(value); }
+
 /// An element of a parameter as text: "w3" is element 3 (row-major) of w; "-" is padding.
 using Picture = std::vector<std::string>;
 

@@ -19,8 +19,6 @@ const std::string kQ = kLayer + "self_attn.q_proj.weight";
 const std::string kK = kLayer + "self_attn.k_proj.weight";
 const std::string kV = kLayer + "self_attn.v_proj.weight";
 
-std::string text(Index value) { return std::to_string(value); }
-
 Index count(const TensorInfo& tensor) { return element_count(tensor.shape); }
 
 Picture all_of(const TensorInfo& tensor) { return elements(tensor.name, range(0, count(tensor))); }

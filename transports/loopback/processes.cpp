@@ -26,8 +26,6 @@ constexpr std::uint64_t kSlots = 4;
 constexpr std::uint64_t kLargestSlot = 256 << 10;  // stays in the second-level cache
 constexpr std::uint64_t kSmallestSlot = 4 << 10;
 constexpr std::uint64_t kRingBytes = 8 << 20;  // of a rank, as long as slots are not too small
-/// Rounds larger than any last-level cache are written past it: nobody reads the bytes soon.
-constexpr std::uint64_t kBypassBytes = 64 << 20;
 
 /// One ring from one rank to the owner of the segment. Counts only grow.
 struct alignas(64) Ring {

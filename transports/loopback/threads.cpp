@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The m2n authors
 // SPDX-License-Identifier: Apache-2.0
 #include "transports/loopback/threads.hpp"
+#include "transports/loopback/world.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -26,9 +27,6 @@ struct Task {
 /// The most work that a thread takes at a time: large enough to hide the counter, small enough that
 /// threads finish together.
 constexpr std::uint64_t kTaskBytes = 1 << 20;
-
-/// Rounds larger than any last-level cache are written past it: nobody reads the bytes soon.
-constexpr std::uint64_t kBypassBytes = 64 << 20;
 
 /// Cuts a region into tasks of at most kTaskBytes.
 void append_tasks(const Task& region, std::vector<Part>& parts, std::vector<Task>& out) {

@@ -16,6 +16,9 @@
 
 namespace m2n::loopback {
 
+/// Rounds larger than any last-level cache are written past it: nobody reads the bytes soon.
+inline constexpr std::uint64_t kBypassBytes = 64 << 20;
+
 /// A word that one rank sleeps on; others ring it. Lives in shared memory.
 struct Doorbell {
   std::atomic<std::uint32_t> rings;

@@ -16,12 +16,10 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
-constexpr Rank kRoot = 0;
 /// How long a rank sleeps before it looks whether the others are alive.
 constexpr milliseconds kSlice{100};
 /// For own puts to complete, and for peers to say that theirs have, after a failure.
 constexpr milliseconds kQuietLimit{1'000};
-constexpr milliseconds kLeaveLimit{500};
 /// For a lost link to be explained by somebody else.
 constexpr milliseconds kGrace{200};
 /// Puts between two looks at what has arrived.

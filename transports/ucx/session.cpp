@@ -12,9 +12,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr Rank kRoot = 0;
-/// For the last messages of a session to leave.
-constexpr milliseconds kLeaveLimit{500};
 /// Chunks on their way at a time.
 constexpr std::size_t kStagingSlots = 8;
 constexpr std::uint64_t kSmallestSlot = 4 << 10;

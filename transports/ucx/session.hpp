@@ -30,6 +30,11 @@ namespace m2n::ucx {
 
 class UcxSession final : public Session, private Receiver {
  public:
+  /// Collects and tells how a round ended.
+  static constexpr Rank kRoot = 0;
+  /// For the last messages of a session to leave.
+  static constexpr std::chrono::milliseconds kLeaveLimit{500};
+
   UcxSession(std::shared_ptr<Worker> worker, std::uint32_t number, const UcxOptions& options,
              const Program& program, const Buffers& buffers, Rank size);
   ~UcxSession() override;

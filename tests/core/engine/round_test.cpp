@@ -71,8 +71,8 @@ class LoaderSink final : public WeightSink {
   std::optional<std::uint64_t> version_;
 };
 
-struct Setup {
-  explicit Setup(const std::vector<Tensor>& tensors) : registries(builtin_registries()) {
+struct RoundSetup {
+  explicit RoundSetup(const std::vector<Tensor>& tensors) : registries(builtin_registries()) {
     LayoutTable table;
     std::vector<Parameter> parameters;
     Catalogue catalogue;
@@ -191,7 +191,7 @@ std::vector<Tensor> pairs(int count) {
 
 std::string error_of(const Loader& loader, const LocalJobOptions& options) {
   try {
-    Setup(pairs(4)).run("direct", loader, options);
+    RoundSetup(pairs(4)).run("direct", loader, options);
   } catch (const Error& error) {
     return error.what();
   }
@@ -203,7 +203,7 @@ BOOST_AUTO_TEST_SUITE(round)
 
 BOOST_DATA_TEST_CASE(groups_keep_the_order_and_never_part_what_belongs_together,
                      bdata::make(kGroupings), c) {
-  const Setup setup(c.tensors);
+  const RoundSetup setup(c.tensors);
   const RoundGroups groups = round_groups(*setup.problem, setup.resolutions, c.pool_lines * 64);
   BOOST_TEST(groups.group_of == c.group_of, boost::test_tools::per_element());
   BOOST_TEST(groups.largest_bytes() == c.largest_lines * 64);
@@ -214,7 +214,7 @@ BOOST_DATA_TEST_CASE(full_tensors_come_in_declared_order_with_the_right_bytes,
                      bdata::make(std::vector<std::string>{"direct", "striped", "balanced", "relay",
                                                           "broadcast"}),
                      planner) {
-  const Setup setup(pairs(4));
+  const RoundSetup setup(pairs(4));
   std::mutex mutex;
   Comparison verdict;
   std::vector<std::vector<std::string>> names(kWorld);
@@ -245,7 +245,7 @@ BOOST_DATA_TEST_CASE(full_tensors_come_in_declared_order_with_the_right_bytes,
 /// Without it the peak would grow with the model.
 BOOST_AUTO_TEST_CASE(the_pool_is_as_large_as_the_limit_or_one_group_for_any_number_of_tensors) {
   for (const int count : {1, 10, 300}) {
-    const Setup setup(pairs(count));
+    const RoundSetup setup(pairs(count));
     const Plan plan = setup.registries.planners.create("direct", {})
                           ->plan(*setup.problem, Topology::single_island(kWorld));
     auto all = setup.ranks(take_all);
@@ -281,7 +281,7 @@ BOOST_AUTO_TEST_CASE(a_loader_that_keeps_a_group_is_refused_the_next_and_sees_no
 
 /// Until both halves of a pair are there, as loaders that build a layer do.
 BOOST_AUTO_TEST_CASE(a_loader_that_waits_for_the_second_half_reads_the_first_unchanged) {
-  const Setup setup(pairs(6));
+  const RoundSetup setup(pairs(6));
   std::mutex mutex;
   Comparison verdict;
   const auto deferred = [&](TensorStream& stream) {
