@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 /// @file
-/// The transport "nccl": ranks with a CUDA device each. See session.cpp for how a round runs.
+/// The transport "nccl": ranks with a CUDA device each. See queue.cpp for how a round runs.
 
 #include <algorithm>
 #include <mutex>
