@@ -97,8 +97,8 @@ std::atomic<const Memory*>& device_memory() {
 
 const Memory& memory_of(MemorySpace space) {
   if (space == MemorySpace::host) {
-    static const HostMemory host;
-    return host;
+    static const HostMemory kHost;
+    return kHost;
   }
   const Memory* memory = device_memory().load();
   if (memory == nullptr) {

@@ -127,7 +127,7 @@ std::string Sizes::text(std::string_view key, std::string_view otherwise) const 
 }
 
 std::string Sizes::choice(std::string_view key, const std::vector<std::string>& choices) const {
-  const std::string value = text(key, choices.front());
+  std::string value = text(key, choices.front());
   if (std::find(choices.begin(), choices.end(), value) == choices.end()) {
     std::string all;
     for (const std::string& one : choices) {
