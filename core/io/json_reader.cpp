@@ -9,6 +9,7 @@
 #include <fstream>
 #include <set>
 #include <sstream>
+#include <utility>
 
 #include "core/io/json_events.hpp"
 
@@ -148,6 +149,11 @@ bool JsonReader::boolean() const {
 std::int64_t JsonReader::integer() const {
   if (value_->is_int64()) {
     return value_->get_int64();
+  }
+  // The parser makes these of what int64 cannot hold, programs of any unsigned variable.
+  if (const std::uint64_t* const large = value_->if_uint64();
+      large != nullptr && std::in_range<std::int64_t>(*large)) {
+    return static_cast<std::int64_t>(*large);
   }
   fail(value_->is_uint64() ? "is above 2^63-1" : "must be a whole number");
 }
