@@ -48,6 +48,7 @@ class LocalDeployment final : public ControlHandler {
  private:
   json::object run(ControlCall call, const json::object& body) {
     const std::lock_guard lock(mutex_);
+    const CallRequest request = read_call(call, body);
     std::vector<std::string> errors(workers_.size());
     std::vector<Errc> codes(workers_.size(), Errc::bad_argument);
     std::vector<char> invalidated(workers_.size(), 0);
@@ -55,7 +56,7 @@ class LocalDeployment final : public ControlHandler {
     for (std::size_t i = 0; i < workers_.size(); ++i) {
       threads.emplace_back([&, i] {
         try {
-          invalidated[i] = run_call(*workers_[i], call, body) ? 1 : 0;
+          invalidated[i] = run_call(*workers_[i], request) ? 1 : 0;
         } catch (const Error& error) {
           errors[i] = error.what();
           codes[i] = error.code();
@@ -102,19 +103,26 @@ std::string_view to_string(ControlCall call) {
   return "unknown";
 }
 
-bool run_call(WorkerEngine& worker, ControlCall call, const json::object& body) {
-  switch (call) {
+CallRequest read_call(ControlCall call, const json::object& body) {
+  if (call == ControlCall::init) {
+    return {call, init_request_from_json(body), {}};
+  }
+  return {call, {}, round_request_from_json(body, to_string(call), call == ControlCall::update)};
+}
+
+bool run_call(WorkerEngine& worker, const CallRequest& request) {
+  switch (request.call) {
     case ControlCall::init:
-      worker.init(init_request_from_json(body));
+      worker.init(request.init);
       return false;
     case ControlCall::start:
-      worker.start(round_request_from_json(body, to_string(call), false));
+      worker.start(request.round);
       return false;
     case ControlCall::update:
-      worker.update(round_request_from_json(body, to_string(call), true));
+      worker.update(request.round);
       return false;
     case ControlCall::finish:
-      worker.finish(round_request_from_json(body, to_string(call), false));
+      worker.finish(request.round);
       return worker.options().invalidate_caches != nullptr;
   }
   return false;

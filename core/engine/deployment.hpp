@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/control/control.hpp"
+#include "core/engine/requests.hpp"
 #include "core/engine/worker_engine.hpp"
 
 namespace m2n {
@@ -19,8 +20,17 @@ namespace m2n {
 enum class ControlCall : std::uint8_t { init, start, update, finish };
 std::string_view to_string(ControlCall call);  ///< As HTTP names it.
 
-/// Runs @p call on one worker. @return Whether that was a finish that had its caches invalidated.
-bool run_call(WorkerEngine& worker, ControlCall call, const boost::json::object& body);
+/// A call and what it brings.
+struct CallRequest {
+  ControlCall call = ControlCall::init;
+  InitRequest init;
+  RoundRequest round;  ///< Of the other calls.
+};
+/// @throws Error{bad_argument} for a body that is none of @p call.
+CallRequest read_call(ControlCall call, const boost::json::object& body);
+
+/// Runs a call on one worker. @return Whether that was a finish that had its caches invalidated.
+bool run_call(WorkerEngine& worker, const CallRequest& request);
 
 /// The answer to a @p call that went well everywhere. A finish says "caches": "invalidated", or
 /// "unsupported" when @p invalidated is not so of all workers.

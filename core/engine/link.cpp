@@ -27,24 +27,6 @@ bool any_failed(const Verdict& verdict) {
                      [](const Verdict::Side& side) { return side.statement.failed; });
 }
 
-std::string join(const std::vector<std::string>& lines) {
-  std::string text;
-  for (const std::string& line : lines) {
-    text += line + '\n';
-  }
-  return text;
-}
-
-std::vector<std::string> split(std::string_view text) {
-  std::vector<std::string> lines;
-  while (!text.empty()) {
-    const std::size_t end = text.find('\n');
-    lines.emplace_back(text.substr(0, end));
-    text.remove_prefix(end == text.npos ? text.size() : end + 1);
-  }
-  return lines;
-}
-
 json::object object_of(const std::map<std::string, std::string, std::less<>>& values) {
   json::object out;
   for (const auto& [key, value] : values) {
@@ -99,6 +81,16 @@ bool is_agreed(const std::exception_ptr& error) {
   }
 }
 
+/// What a plan depends on besides parameters and resolutions.
+std::string plan_key(const Registries& registries, const EngineOptions& options,
+                     const WorldSpec& world) {
+  return json::serialize(json::object{{"registries", reinterpret_cast<std::uintptr_t>(&registries)},
+                                      {"planner", options.planner},
+                                      {"planner_options", object_of(options.planner_options)},
+                                      {"topology", options.topology.canonical_json()},
+                                      {"world_size", world.world_size}});
+}
+
 /// "phase 'move': " before @p text, unless it names a phase already: what comes from the store is
 /// the same on every rank, and must stay so.
 std::string with_phase(std::string_view phase, const std::string& text) {
@@ -118,9 +110,9 @@ Deadline EngineOptions::init_deadline() const {
   return deadline_in(sum);
 }
 
-Link::Link(LinkParts parts, InitRequest request, Rank rank)
+Link::Link(LinkParts parts, WorldSpec world, Rank rank)
     : parts_(std::move(parts)),
-      request_(std::move(request)),
+      world_(std::move(world)),
       rank_(rank),
       part_(parts_.source != nullptr ? "trainer" : "worker"),
       watchdog_([this] { return failure(); }) {
@@ -226,17 +218,17 @@ void Link::meet() {
     if (options().on_phase) {
       options().on_phase(phases::kRendezvous);
     }
-    check_world(request_);
-    return "T=" + std::to_string(request_.rank_offset);
+    check_world(world_);
+    return "T=" + std::to_string(world_.rank_offset);
   });
   WorldOptions where;
-  where.address = request_.master_address;
-  where.port = request_.master_port;
+  where.address = world_.master_address;
+  where.port = world_.master_port;
   where.token = options().token;
-  where.epoch = request_.epoch;
-  where.world = request_.world;
+  where.epoch = world_.epoch;
+  where.world = world_.world;
   where.rank = rank_;
-  where.size = request_.world_size;
+  where.size = world_.world_size;
   auto group = join_world(where, deadline);
   {
     const std::lock_guard lock(hanging_up_);
@@ -245,13 +237,12 @@ void Link::meet() {
   require(phases::kRendezvous, group_->agree(phases::kRendezvous, mine, deadline));
 }
 
-/// Names the first difference from the root's lines, when not all ranks have the same.
-/// @param mine  Whether this rank has lines of its own.
-void Link::compare_bodies(std::string_view phase, Rank root, const std::vector<std::string>& lines,
-                          bool mine) {
-  const std::vector<std::string> expected = split(group_->broadcast(
-      std::string(phase) + " bodies", root, join(lines), options().deadline_of(phase)));
-  const std::string difference = mine ? first_difference(expected, lines) : std::string();
+/// Names the first difference from the root's text, when not all ranks have the same.
+/// @param mine  Whether this rank has a text of its own.
+void Link::compare_bodies(std::string_view phase, Rank root, const std::string& text, bool mine) {
+  const std::string expected =
+      group_->broadcast(std::string(phase) + " bodies", root, text, options().deadline_of(phase));
+  const std::string difference = mine ? first_difference(expected, text) : std::string();
   const Statement statement =
       difference.empty() ? Statement::value("")
                          : Statement::failure(difference + " on rank " + std::to_string(root));
@@ -268,13 +259,12 @@ void Link::agree_on_source(const std::string& early) {
     if (!early.empty()) {
       throw Error(Errc::bad_argument, early);
     }
-    const std::vector<ParamSpec>& declared =
-        parts_.source != nullptr ? parts_.source->params() : request_.params;
-    check_source_params(declared, request_.rank_offset);
-    lines_ = params_to_lines(declared);
+    const std::vector<ParamSpec>& params =
+        parts_.source != nullptr ? parts_.source->params() : *parts_.told;
+    check_source_params(params, world_.rank_offset);
     // Every rank goes on with what travels, so that layouts mean the same everywhere.
-    params_ = params_from_lines(lines_);
-    return digest_of(lines_);
+    declared_ = agreed_params(params_to_text(params));
+    return declared_->digest;
   });
   const Verdict verdict =
       group_->agree(phases::kSource, mine, options().deadline_of(phases::kSource));
@@ -282,13 +272,13 @@ void Link::agree_on_source(const std::string& early) {
     require(phases::kSource, verdict);
   }
   if (!verdict.unanimous()) {
-    compare_bodies(phases::kSource, 0, lines_, true);
+    compare_bodies(phases::kSource, 0, declared_->text, true);
   }
 }
 
 void Link::agree_on_destination() {
-  std::vector<std::string> lines;
-  const Rank first_worker = request_.rank_offset;
+  std::string text;
+  const Rank first_worker = world_.rank_offset;
   const Statement mine = attempt([&]() -> std::string {
     if (options().on_phase) {
       options().on_phase(phases::kDestination);
@@ -296,27 +286,29 @@ void Link::agree_on_destination() {
     if (parts_.sink == nullptr) {
       return {};
     }
-    resolutions_ = parts_.resolve(params_);
-    check_resolutions(params_, resolutions_, first_worker, request_.world_size);
-    lines = resolutions_to_lines(params_, resolutions_);
-    return digest_of(lines);
+    const std::vector<Resolution> resolutions = parts_.resolve(declared_);
+    check_resolutions(declared_->params, resolutions, first_worker, world_.world_size);
+    text = resolutions_to_text(declared_->params, resolutions);
+    return sha256_hex(text);
   });
   const Verdict verdict =
       group_->agree(phases::kDestination, mine, options().deadline_of(phases::kDestination));
   if (any_failed(verdict)) {
     require(phases::kDestination, verdict);
   }
-  const auto digests =
-      std::count_if(verdict.sides.begin(), verdict.sides.end(),
-                    [](const Verdict::Side& side) { return !side.statement.text.empty(); });
-  if (digests > 1 || !verdict.others.empty()) {
-    compare_bodies(phases::kDestination, first_worker, lines, parts_.sink != nullptr);
+  for (const Verdict::Side& side : verdict.sides) {
+    if (side.statement.text.empty()) {
+      continue;  // the trainers
+    }
+    if (!resolved_digest_.empty() || !verdict.others.empty()) {
+      compare_bodies(phases::kDestination, first_worker, text, parts_.sink != nullptr);
+    }
+    resolved_digest_ = side.statement.text;
   }
   // Trainers cannot know the destination: the first worker's description is everybody's.
-  const std::vector<std::string> published =
-      split(group_->broadcast("destination publication", first_worker, join(lines),
-                              options().deadline_of(phases::kDestination)));
-  resolutions_ = resolutions_from_lines(published, params_);
+  const std::string published = group_->broadcast("destination publication", first_worker, text,
+                                                  options().deadline_of(phases::kDestination));
+  resolutions_ = agreed_resolutions(*declared_, resolved_digest_, published);
 }
 
 void Link::agree_on_data_plane() {
@@ -334,10 +326,10 @@ void Link::agree_on_data_plane() {
                       {"topology", sha256_hex(options().topology.canonical_json())},
                       {"verify", options().verify},
                       {"pool_bytes", options().limits.pool_bytes},
-                      {"max_cta", request_.max_cta ? json::value(*request_.max_cta) : nullptr},
-                      {"unique_id", request_.unique_id_b64.empty()
+                      {"max_cta", world_.max_cta ? json::value(*world_.max_cta) : nullptr},
+                      {"unique_id", world_.unique_id_b64.empty()
                                         ? std::string()
-                                        : sha256_hex(decode_unique_id(request_.unique_id_b64))}};
+                                        : sha256_hex(decode_unique_id(world_.unique_id_b64))}};
     for (const auto& [key, value] : options().environment) {
       said["environment " + key] = value;
     }
@@ -378,7 +370,7 @@ void Link::prepare_runtime() {
       options().on_phase(phases::kRuntime);
     }
     transport_ = parts_.registries->transports.create(
-        options().transport, {options().transport_options, request_.max_cta});
+        options().transport, {options().transport_options, world_.max_cta});
     if (parts_.source != nullptr) {
       parts_.source->borrow(parts_.first_version);  // where a source takes its memory
     } else {
@@ -405,33 +397,41 @@ void Link::connect() {
           group_->agree("communicator built", Statement::value(""), deadline));
 }
 
+AgreedPlan Link::make_plan() const {
+  AgreedPlan made{make_problem(declared_->params, *resolutions_), {}};
+  Topology topology = options().topology;
+  if (topology.islands.empty()) {
+    topology = Topology::single_island(world_.world_size);
+  }
+  topology.require(world_.world_size);
+  made.plan = parts_.registries->planners.create(options().planner, {options().planner_options})
+                  ->plan(made.problem, topology);
+  return made;
+}
+
 void Link::complete_plan() {
   const Deadline deadline = options().deadline_of(phases::kPlan);
   const Statement mine = attempt([&]() -> std::string {
     if (options().on_phase) {
       options().on_phase(phases::kPlan);
     }
-    problem_ = std::make_unique<const Problem>(make_problem(params_, resolutions_));
-    Topology topology = options().topology;
-    if (topology.islands.empty()) {
-      topology = Topology::single_island(request_.world_size);
-    }
-    topology.require(request_.world_size);
-    plan_ = parts_.registries->planners.create(options().planner, {options().planner_options})
-                ->plan(*problem_, topology);
+    agreed_ = agreed_plan(
+        plan_key(*parts_.registries, options(), world_) + declared_->digest + resolved_digest_,
+        [this] { return make_plan(); });
     if (rank_ == 0) {
-      check_plan(plan_, *problem_);  // one proof is enough: the digests say that all are the same
+      // One proof is enough: the digests say that all are the same.
+      check_plan(agreed_->plan, agreed_->problem);
     }
-    plan_digest_ = plan_.digest;
-    auto round = std::make_unique<PreparedRound>(*problem_, plan_, resolutions_, rank_,
-                                                 RoundParts{parts_.source, parts_.sink},
+    plan_digest_ = agreed_->plan.digest;
+    auto round = std::make_unique<PreparedRound>(agreed_->problem, agreed_->plan, *resolutions_,
+                                                 rank_, RoundParts{parts_.source, parts_.sink},
                                                  options().limits, parts_.first_version);
     {
       const std::lock_guard lock(hanging_up_);
       round_ = std::move(round);
     }
     move_span_ = options().deadline_span(phases::kMove) *
-                 round_groups(*problem_, resolutions_, options().limits.pool_bytes).count();
+                 round_groups(agreed_->problem, *resolutions_, options().limits.pool_bytes).count();
     return plan_digest_;
   });
   require(phases::kPlan, group_->agree(phases::kPlan, mine, deadline));
@@ -448,7 +448,7 @@ void Link::complete_plan() {
       group_->agree("memory", Statement::value(host ? "host" : "device"), deadline);
   const bool all_host = verdict.sides.size() == 1 && verdict.sides.front().statement.text == "host";
   if (options().verify && all_host) {
-    integrity_ = std::make_unique<Integrity>(*problem_, rank_);
+    integrity_ = std::make_unique<Integrity>(agreed_->problem, rank_);
   } else if (options().verify) {
     tell(Event::Level::info, phases::kIntegrity, {}, 0,
          "digests are left out: some weights lie in device memory");

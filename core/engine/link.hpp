@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/api/plugins.hpp"
+#include "core/engine/agreed.hpp"
 #include "core/engine/engine_options.hpp"
 #include "core/engine/integrity.hpp"
 #include "core/engine/requests.hpp"
@@ -32,8 +33,10 @@ struct LinkParts {
   WeightSource* source = nullptr;
   WeightSink* sink = nullptr;
   std::uint64_t first_version = 1;  ///< That this rank could be next.
-  /// Of a worker: what its sink makes of the parameters.
-  std::function<std::vector<Resolution>(const std::vector<ParamSpec>&)> resolve;
+  /// Of a worker: what it was told that comes, a loan during Link::init(), and what its sink makes
+  /// of what was agreed on.
+  const std::vector<ParamSpec>* told = nullptr;
+  std::function<std::vector<Resolution>(const std::shared_ptr<const AgreedParams>&)> resolve;
 };
 
 /// What one rank measured in one round.
@@ -52,7 +55,7 @@ struct LinkRound {
 /// - Errors: every rank throws the same text, which names the phase and every rank at fault.
 class Link final {
  public:
-  Link(LinkParts parts, InitRequest request, Rank rank);
+  Link(LinkParts parts, WorldSpec world, Rank rank);
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
   ~Link();
@@ -77,11 +80,12 @@ class Link final {
   std::string settled_failure() const;
 
   Rank rank() const noexcept { return rank_; }
-  const InitRequest& request() const noexcept { return request_; }
+  const WorldSpec& world() const noexcept { return world_; }
+  const std::vector<ParamSpec>& params() const noexcept { return declared_->params; }
   const std::string& plan_digest() const noexcept { return plan_digest_; }
-  const Problem& problem() const noexcept { return *problem_; }
+  const Problem& problem() const noexcept { return agreed_->problem; }
   const Buffers& buffers() const { return round_->buffers(); }
-  const std::vector<Resolution>& resolutions() const noexcept { return resolutions_; }
+  const std::vector<Resolution>& resolutions() const noexcept { return *resolutions_; }
   /// Longest that a round may take to move, all groups together.
   std::chrono::milliseconds move_span() const noexcept { return move_span_; }
   WorldGroup& group() noexcept { return *group_; }
@@ -111,25 +115,24 @@ class Link final {
   void prepare_runtime();
   void connect();
   void complete_plan();
-  void compare_bodies(std::string_view phase, Rank root, const std::vector<std::string>& lines,
-                      bool mine);
+  void compare_bodies(std::string_view phase, Rank root, const std::string& text, bool mine);
+  AgreedPlan make_plan() const;
   void move(std::uint64_t version, const std::function<void()>& before_writing, LinkRound& round);
   void check_integrity(std::uint64_t version, LinkRound& round);
   void measure_direct();
 
   LinkParts parts_;
-  InitRequest request_;
+  WorldSpec world_;
   Rank rank_;
   std::string part_;
   std::string ended_;
 
   mutable std::mutex hanging_up_;  // group_, round_ and ended_ against failure() and abort()
   std::unique_ptr<WorldGroup> group_;
-  std::vector<std::string> lines_;  // of the parameters
-  std::vector<ParamSpec> params_;
-  std::vector<Resolution> resolutions_;
-  std::unique_ptr<const Problem> problem_;
-  Plan plan_;
+  std::shared_ptr<const AgreedParams> declared_;
+  std::string resolved_digest_;
+  std::shared_ptr<const std::vector<Resolution>> resolutions_;
+  std::shared_ptr<const AgreedPlan> agreed_;
   std::string plan_digest_;
   std::chrono::milliseconds move_span_{0};
   std::unique_ptr<Integrity> integrity_;

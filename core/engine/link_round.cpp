@@ -28,11 +28,11 @@ LinkRound Link::round(std::uint64_t version, const std::function<void()>& before
       }
       if (parts_.source != nullptr) {
         const std::vector<LocalBuffer> bound =
-            bind_source(*problem_, rank_, parts_.source->borrow(version));
+            bind_source(problem(), rank_, parts_.source->borrow(version));
         for (std::size_t i = 0; i < bound.size(); ++i) {
           if (bound[i].data != buffers().source[i].data) {
             throw Error(Errc::bad_argument,
-                        "buffer '" + problem_->buffers(Role::source).names[i] +
+                        "buffer '" + problem().buffers(Role::source).names[i] +
                             "' has moved since init; addresses must stay from round to round");
           }
         }
@@ -82,10 +82,10 @@ void Link::move(std::uint64_t version, const std::function<void()>& before_writi
 
 /// All that is still where it was sent from or has landed; full tensors were measured on their way.
 void Link::measure_direct() {
-  for (std::size_t i = 0; i < resolutions_.size(); ++i) {
+  for (std::size_t i = 0; i < resolutions().size(); ++i) {
     if (parts_.source != nullptr) {
       integrity_->measure_sent(i, buffers().source, measurement_);
-    } else if (resolutions_[i].mode == Mode::direct) {
+    } else if (resolutions()[i].mode == Mode::direct) {
       integrity_->measure_held(i, buffers().destination, measurement_);
     }
   }

@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/engine/own_weights.hpp"
 
-#include <algorithm>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 
 #include "core/error.hpp"
@@ -41,16 +42,18 @@ class OwnSink final : public WeightSink {
   std::string_view name() const noexcept override { return "own"; }
 
   std::vector<Resolution> resolve(std::span<const ParamSpec> params) override {
+    std::unordered_map<std::string_view, const OwnParameter*> by_name;
+    for (const OwnParameter& own : parameters_) {
+      by_name.emplace(own.spec.name, &own);
+    }
     std::vector<Resolution> resolutions;
     for (const ParamSpec& param : params) {
-      const auto found =
-          std::find_if(parameters_.begin(), parameters_.end(),
-                       [&](const OwnParameter& own) { return own.spec.name == param.name; });
-      if (found == parameters_.end()) {
+      const auto found = by_name.find(param.name);
+      if (found == by_name.end()) {
         throw Error(Errc::bad_argument,
                     "the worker has no parameter '" + param.name + "', which the trainers declare");
       }
-      const ParamSpec& own = found->spec;
+      const ParamSpec& own = found->second->spec;
       if (own.shape != param.shape) {
         throw Error(Errc::bad_argument, "the worker has parameter '" + param.name + "' of shape " +
                                             to_string(own.shape) + ", and the trainers of shape " +
@@ -58,7 +61,7 @@ class OwnSink final : public WeightSink {
       }
       const bool cast = own.dtype != param.dtype && can_cast(param.dtype, own.dtype);
       resolutions.push_back({Mode::direct, own.side, cast, "the caller's buffers"});
-      loans_.push_back(loan_of(*found));
+      loans_.push_back(loan_of(*found->second));
     }
     return resolutions;
   }

@@ -24,8 +24,6 @@ constexpr std::size_t kUniqueIdBytes = 128;  // of NCCL
 
 [[noreturn]] void refuse(const std::string& text) { throw Error(Errc::bad_argument, text); }
 
-json::array array_of(const Dims& dims) { return json::array(dims.begin(), dims.end()); }
-
 /// As a parser would give it back.
 std::int64_t number(std::uint64_t value) {
   if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
@@ -67,23 +65,48 @@ class Layouts {
   std::unordered_map<std::string, std::shared_ptr<const Layout>> by_text_;
 };
 
-/// Canonical layouts as JSON values, each worked out once.
+/// As json::serialize() does, and faster for the names of most parameters.
+void append_quoted(std::string& out, std::string_view text) {
+  const bool plain = std::all_of(text.begin(), text.end(), [](char letter) {
+    return letter >= ' ' && letter != '"' && letter != '\\' && letter != '\x7f';
+  });
+  if (plain) {
+    out.append(1, '"').append(text).append(1, '"');
+  } else {
+    out += json::serialize(json::string_view(text));
+  }
+}
+
+template <class Values, class Append>
+void append_list(std::string& out, const Values& values, Append append) {
+  out += '[';
+  const char* separator = "";
+  for (const auto& value : values) {
+    out += separator;
+    append(out, value);
+    separator = ",";
+  }
+  out += ']';
+}
+
+/// Canonical layouts, each worked out once.
 class LayoutTexts {
  public:
-  json::object side(const Side& side, const std::string& name) {
-    json::value& layout = by_layout_[side.layout.get()];
-    if (layout.is_null()) {
-      layout = json::parse(side.layout->canonical_json());
+  void append_side(std::string& out, const Side& side, const std::string& name) {
+    std::string& layout = by_layout_[side.layout.get()];
+    if (layout.empty()) {
+      layout = side.layout->canonical_json();
     }
-    json::object out{{"layout", layout}};
-    if (side.buffers != std::vector<std::string>{name}) {
-      out["buffers"] = json::array(side.buffers.begin(), side.buffers.end());
+    out.append("{\"layout\":").append(layout);
+    if (side.buffers.size() != 1 || side.buffers.front() != name) {
+      out += ",\"buffers\":";
+      append_list(out, side.buffers, append_quoted);
     }
-    return out;
+    out += '}';
   }
 
  private:
-  std::unordered_map<const Layout*, json::value> by_layout_;
+  std::unordered_map<const Layout*, std::string> by_layout_;
 };
 
 ParamSpec param_from_json(const JsonReader& value, const json::value& raw, Layouts& layouts) {
@@ -103,26 +126,27 @@ ParamSpec param_from_json(const JsonReader& value, const json::value& raw, Layou
   return param;
 }
 
-std::vector<json::object> params_to_json(const std::vector<ParamSpec>& params) {
-  LayoutTexts layouts;
-  std::vector<json::object> out;
-  out.reserve(params.size());
-  for (const ParamSpec& param : params) {
-    out.push_back({{"name", param.name},
-                   {"dtype", to_string(param.dtype)},
-                   {"shape", array_of(param.shape)},
-                   {"source", layouts.side(param.side, param.name)}});
-  }
-  return out;
+/// Its line of params_to_text(), without the end.
+void append_param(std::string& out, const ParamSpec& param, LayoutTexts& layouts) {
+  out += "{\"name\":";
+  append_quoted(out, param.name);
+  out.append(",\"dtype\":\"").append(to_string(param.dtype)).append("\",\"shape\":");
+  append_list(out, param.shape,
+              [](std::string& list, Index extent) { list += std::to_string(extent); });
+  out += ",\"source\":";
+  layouts.append_side(out, param.side, param.name);
+  out += '}';
 }
 
-std::vector<std::string> lines_of(const std::vector<json::object>& objects) {
-  std::vector<std::string> lines;
-  lines.reserve(objects.size());
-  for (const json::object& object : objects) {
-    lines.push_back(json::serialize(object));
-  }
-  return lines;
+/// Takes the first line off @p text.
+std::string_view take_line(std::string_view& text) {
+  const std::string_view line = text.substr(0, text.find('\n'));
+  text.remove_prefix(std::min(text.size(), line.size() + 1));
+  return line;
+}
+
+std::size_t count_lines(std::string_view text) {
+  return static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
 }
 
 std::string text_of(const json::value* value) {
@@ -130,7 +154,7 @@ std::string text_of(const json::value* value) {
 }
 
 /// What two JSON objects of one parameter do not share.
-std::string difference(const std::string& expected, const std::string& found) {
+std::string difference(std::string_view expected, std::string_view found) {
   const json::object a = json::parse(expected).as_object();
   const json::object b = json::parse(found).as_object();
   const std::string name(b.at("name").as_string());
@@ -181,7 +205,7 @@ std::string decode_unique_id(std::string_view text) {
   return bytes;
 }
 
-void check_world(const InitRequest& request) {
+void check_world(const WorldSpec& request) {
   if (request.master_address.empty()) {
     refuse("master_address is empty; it must name the host where the ranks meet");
   }
@@ -257,8 +281,11 @@ json::object to_json(const InitRequest& request) {
       {"epoch", number(request.epoch)},
       {"world", request.world}};
   json::array params;
-  for (json::object& param : params_to_json(request.params)) {
-    params.push_back(std::move(param));
+  LayoutTexts layouts;
+  for (const ParamSpec& param : request.params) {
+    std::string text;
+    append_param(text, param, layouts);
+    params.push_back(json::parse(text));
   }
   out["params"] = std::move(params);
   if (!request.unique_id_b64.empty()) {
@@ -329,7 +356,7 @@ InitRequest init_request_from_json(const json::object& body) {
     request.params.push_back(param_from_json(entries[i], raw[i], layouts));
   }
   check_source_params(request.params, request.rank_offset);
-  const std::string digest = digest_of(params_to_lines(request.params));
+  const std::string digest = sha256_hex(params_to_text(request.params));
   if (digest != request.source_digest) {
     root.fail("has source_digest " + request.source_digest + ", but its params have " + digest);
   }
@@ -362,49 +389,57 @@ RoundRequest round_request_from_json(const json::object& body, std::string_view 
   return request;
 }
 
-std::vector<std::string> params_to_lines(const std::vector<ParamSpec>& params) {
-  return lines_of(params_to_json(params));
+std::string params_to_text(const std::vector<ParamSpec>& params) {
+  LayoutTexts layouts;
+  std::string text;
+  for (const ParamSpec& param : params) {
+    append_param(text, param, layouts);
+    text += '\n';
+  }
+  return text;
 }
 
-std::vector<ParamSpec> params_from_lines(const std::vector<std::string>& lines) {
+std::vector<ParamSpec> params_from_text(std::string_view text) {
   Layouts layouts;
   std::vector<ParamSpec> params;
-  params.reserve(lines.size());
-  for (const std::string& line : lines) {
-    const json::value document = parse_json(line, "parameter");
+  params.reserve(count_lines(text));
+  while (!text.empty()) {
+    const json::value document = parse_json(take_line(text), "parameter");
     params.push_back(param_from_json(JsonReader(document, "parameter"), document, layouts));
   }
   return params;
 }
 
-std::vector<std::string> resolutions_to_lines(const std::vector<ParamSpec>& params,
-                                              const std::vector<Resolution>& resolutions) {
+std::string resolutions_to_text(const std::vector<ParamSpec>& params,
+                                const std::vector<Resolution>& resolutions) {
   LayoutTexts layouts;
-  std::vector<std::string> lines;
-  lines.reserve(params.size());
+  std::string text;
   for (std::size_t i = 0; i < params.size(); ++i) {
     const Resolution& resolution = resolutions[i];
-    lines.push_back(json::serialize(
-        json::object{{"name", params[i].name},
-                     {"mode", to_string(resolution.mode)},
-                     {"cast", resolution.cast},
-                     {"together", resolution.together},
-                     {"destination", layouts.side(resolution.side, params[i].name)}}));
+    text += "{\"name\":";
+    append_quoted(text, params[i].name);
+    text.append(",\"mode\":\"").append(to_string(resolution.mode));
+    text.append("\",\"cast\":").append(resolution.cast ? "true" : "false");
+    text += ",\"together\":";
+    append_quoted(text, resolution.together);
+    text += ",\"destination\":";
+    layouts.append_side(text, resolution.side, params[i].name);
+    text += "}\n";
   }
-  return lines;
+  return text;
 }
 
-std::vector<Resolution> resolutions_from_lines(const std::vector<std::string>& lines,
-                                               const std::vector<ParamSpec>& params) {
-  if (lines.size() != params.size()) {
-    refuse("the workers resolved " + std::to_string(lines.size()) + " parameters, but " +
+std::vector<Resolution> resolutions_from_text(std::string_view text,
+                                              const std::vector<ParamSpec>& params) {
+  if (count_lines(text) != params.size()) {
+    refuse("the workers resolved " + std::to_string(count_lines(text)) + " parameters, but " +
            std::to_string(params.size()) + " are declared");
   }
   Layouts layouts;
   std::vector<Resolution> resolutions;
-  resolutions.reserve(lines.size());
-  for (std::size_t i = 0; i < lines.size(); ++i) {
-    const json::value document = parse_json(lines[i], "resolution");
+  resolutions.reserve(params.size());
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const json::value document = parse_json(take_line(text), "resolution");
     const JsonReader root(document, "resolution");
     const std::string name(root.at("name").string());
     if (name != params[i].name) {
@@ -447,29 +482,23 @@ void check_resolutions(const std::vector<ParamSpec>& params,
   }
 }
 
-std::string digest_of(const std::vector<std::string>& lines) {
-  std::string text;
-  for (const std::string& line : lines) {
-    text += line + '\n';
-  }
-  return sha256_hex(text);
-}
-
-std::string first_difference(const std::vector<std::string>& expected,
-                             const std::vector<std::string>& found) {
-  for (std::size_t i = 0; i < std::min(expected.size(), found.size()); ++i) {
-    if (expected[i] != found[i]) {
-      return difference(expected[i], found[i]);
+std::string first_difference(std::string_view expected, std::string_view found) {
+  const std::size_t had = count_lines(expected);
+  const std::size_t has = count_lines(found);
+  while (!expected.empty() && !found.empty()) {
+    const std::string_view a = take_line(expected);
+    const std::string_view b = take_line(found);
+    if (a != b) {
+      return difference(a, b);
     }
   }
-  if (expected.size() == found.size()) {
+  if (expected.empty() && found.empty()) {
     return {};
   }
-  const bool more = found.size() > expected.size();
-  const std::string& line = more ? found[expected.size()] : expected[found.size()];
-  return std::to_string(found.size()) + " parameters instead of " +
-         std::to_string(expected.size()) + ", the first " + (more ? "extra" : "missing") +
-         " one is '" + std::string(json::parse(line).as_object().at("name").as_string()) + "'";
+  const std::string_view line = take_line(has > had ? found : expected);
+  return std::to_string(has) + " parameters instead of " + std::to_string(had) + ", the first " +
+         (has > had ? "extra" : "missing") + " one is '" +
+         std::string(json::parse(line).as_object().at("name").as_string()) + "'";
 }
 
 }  // namespace m2n

@@ -19,19 +19,23 @@ namespace m2n {
 
 inline constexpr std::int64_t kWireSchemaVersion = 1;
 
-/// Body of init_weight_transfer_engine: where to meet, who takes part, and what will be sent.
-struct InitRequest {
+/// Where the ranks of a world meet, and who takes part.
+struct WorldSpec {
   std::string master_address;
   std::uint16_t master_port = 0;
   std::string unique_id_b64;         ///< Optional; 128 bytes in base64 when there is one.
   Rank rank_offset = 0;              ///< Number of trainer ranks: the first worker's rank.
   Rank world_size = 0;               ///< Trainer ranks and workers together.
   std::vector<Index> dst_mesh_dims;  ///< {replicas, shards} over the workers.
-  std::string source_digest;         ///< digest_of(params).
-  std::vector<ParamSpec> params;     ///< In the order in which they are sent.
   std::optional<int> max_cta;        ///< Cap on what the transport may use of a GPU.
   std::uint64_t epoch = 0;           ///< Of the rendezvous; grows with every re-init.
   std::string world = "job";         ///< Of the store: one for each deployment that a job feeds.
+};
+
+/// Body of init_weight_transfer_engine: a world, and what will be sent.
+struct InitRequest : WorldSpec {
+  std::string source_digest;      ///< sha256_hex(params_to_text(params)).
+  std::vector<ParamSpec> params;  ///< In the order in which they are sent.
 };
 
 /// What start, update and finish share. A client that does not know a field leaves it out; one that
@@ -43,9 +47,9 @@ struct RoundRequest {
   std::vector<std::string> names;  ///< Of update_weights: a slice of the declared order.
 };
 
-/// @throws Error{bad_argument} naming the field of an InitRequest that cannot form a world: the
-///         address, the port, the rank counts, the destination mesh, the unique id.
-void check_world(const InitRequest& request);
+/// @throws Error{bad_argument} naming the field that cannot form a world: the address, the port,
+///         the rank counts, the destination mesh, the unique id.
+void check_world(const WorldSpec& world);
 
 /// @throws Error{bad_argument} naming the parameter that is declared twice, has a dtype of less
 ///         than a byte, or is laid out over a rank outside [0, @p trainers) or over none.
@@ -63,29 +67,26 @@ InitRequest init_request_from_json(const boost::json::object& body);
 RoundRequest round_request_from_json(const boost::json::object& body, std::string_view call,
                                      bool is_update);
 
-/// Parameters as text, one line of canonical JSON each, and back. Equal geometries are read once.
-std::vector<std::string> params_to_lines(const std::vector<ParamSpec>& params);
-std::vector<ParamSpec> params_from_lines(const std::vector<std::string>& lines);
+/// Parameters as text, one line of canonical JSON each, and back: what digests are over, and what
+/// travels. Equal geometries are read once.
+std::string params_to_text(const std::vector<ParamSpec>& params);
+std::vector<ParamSpec> params_from_text(std::string_view text);
 
 /// A sink's resolutions of @p params in the same form, for agreement between workers and trainers.
-std::vector<std::string> resolutions_to_lines(const std::vector<ParamSpec>& params,
-                                              const std::vector<Resolution>& resolutions);
+std::string resolutions_to_text(const std::vector<ParamSpec>& params,
+                                const std::vector<Resolution>& resolutions);
 /// @throws Error{bad_argument} also unless there is one resolution a parameter, in its order.
-std::vector<Resolution> resolutions_from_lines(const std::vector<std::string>& lines,
-                                               const std::vector<ParamSpec>& params);
+std::vector<Resolution> resolutions_from_text(std::string_view text,
+                                              const std::vector<ParamSpec>& params);
 /// @throws Error{bad_argument} naming the parameter whose destination lies on a rank outside
 ///         [first_worker, world_size), or when the counts differ.
 void check_resolutions(const std::vector<ParamSpec>& params,
                        const std::vector<Resolution>& resolutions, Rank first_worker,
                        Rank world_size);
 
-/// Lower-case hexadecimal SHA-256 over lines.
-std::string digest_of(const std::vector<std::string>& lines);
-
-/// How the first entry that differs differs: "parameter 'w' has dtype f32 instead of bf16".
-/// Empty when the lists are equal. Lines are JSON objects with the key "name".
-std::string first_difference(const std::vector<std::string>& expected,
-                             const std::vector<std::string>& found);
+/// How the first line that differs differs: "parameter 'w' has dtype f32 instead of bf16". Empty
+/// when the texts are equal. Lines are JSON objects with the key "name".
+std::string first_difference(std::string_view expected, std::string_view found);
 
 /// The bytes behind @p text. @throws Error{bad_argument} unless it is base64 of 128 bytes.
 std::string decode_unique_id(std::string_view text);

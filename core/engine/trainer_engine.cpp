@@ -28,9 +28,9 @@ constexpr std::string_view kInitOutcome = "init outcome";
 constexpr std::string_view kAcknowledged = "outcome acknowledged";
 
 /// "deployment 0 (ranks 4-5)".
-std::string deployment_text(std::size_t deployment, const InitRequest& request) {
-  std::vector<Rank> ranks(static_cast<std::size_t>(request.world_size - request.rank_offset));
-  std::iota(ranks.begin(), ranks.end(), request.rank_offset);
+std::string deployment_text(std::size_t deployment, const WorldSpec& world) {
+  std::vector<Rank> ranks(static_cast<std::size_t>(world.world_size - world.rank_offset));
+  std::iota(ranks.begin(), ranks.end(), world.rank_offset);
   return "deployment " + std::to_string(deployment) + " (" + name_ranks(ranks) + ")";
 }
 
@@ -75,21 +75,25 @@ void TrainerEngine::check(const TrainerInit& init) const {
   }
 }
 
-InitRequest TrainerEngine::init_request(std::size_t deployment) const {
+WorldSpec TrainerEngine::world_of(std::size_t deployment) const {
   const DeploymentSpec& spec = init_.deployments.at(deployment);
-  InitRequest request;
-  request.master_address = init_.master_address;
-  request.master_port = init_.master_port;
-  request.unique_id_b64 = init_.unique_id_b64;
-  request.rank_offset = init_.trainers;
-  request.world_size = init_.trainers + spec.workers;
-  request.dst_mesh_dims =
+  WorldSpec world;
+  world.master_address = init_.master_address;
+  world.master_port = init_.master_port;
+  world.unique_id_b64 = init_.unique_id_b64;
+  world.rank_offset = init_.trainers;
+  world.world_size = init_.trainers + spec.workers;
+  world.dst_mesh_dims =
       spec.dst_mesh_dims.empty() ? std::vector<Index>{spec.workers, 1} : spec.dst_mesh_dims;
-  request.params = params_;
-  request.source_digest = digest_of(params_to_lines(params_));
-  request.max_cta = init_.max_cta;
-  request.epoch = init_.epoch;
-  request.world = "deployment " + std::to_string(deployment);
+  world.max_cta = init_.max_cta;
+  world.epoch = init_.epoch;
+  world.world = "deployment " + std::to_string(deployment);
+  return world;
+}
+
+InitRequest TrainerEngine::init_request(std::size_t deployment) const {
+  InitRequest request{world_of(deployment), {}, source_->params()};
+  request.source_digest = sha256_hex(params_to_text(request.params));
   return request;
 }
 
@@ -118,7 +122,6 @@ void TrainerEngine::init(TrainerInit init, WeightSource& source) {
   init_ = std::move(init);
   source_ = &source;
   next_version_ = std::max(next_version_, init_.first_version);
-  params_ = source.params();
   try {
     serve();
     for (std::size_t i = 0; i < init_.deployments.size(); ++i) {
@@ -169,12 +172,15 @@ class TrainerEngine::Beside {
 };
 
 void TrainerEngine::init_link(std::size_t deployment) {
-  InitRequest request;
+  const WorldSpec world = world_of(deployment);
+  InitRequest request;  // of rank 0
   std::string early;
   try {
-    request = init_request(deployment);
-    check_world(request);
-    check_source_params(params_, init_.trainers);
+    if (init_.rank == 0) {
+      request = init_request(deployment);
+    }
+    check_world(world);
+    check_source_params(source_->params(), init_.trainers);
   } catch (const Error& error) {
     early = error.what();
   }
@@ -183,7 +189,7 @@ void TrainerEngine::init_link(std::size_t deployment) {
   parts.options = &options_;
   parts.source = source_;
   parts.first_version = next_version_;
-  links_.push_back(std::make_unique<Link>(std::move(parts), request, init_.rank));
+  links_.push_back(std::make_unique<Link>(std::move(parts), world, init_.rank));
   Link& link = *links_.back();
   if (init_.rank != 0) {
     link.init(early);
@@ -195,7 +201,7 @@ void TrainerEngine::init_link(std::size_t deployment) {
   Beside beside(
       control, link, [&] { control.init_weight_transfer_engine(body, options_.init_deadline()); },
       [&](const std::string& why) {
-        store_->abort(deployment_text(deployment, links_[deployment]->request()) + ": " + why);
+        store_->abort(deployment_text(deployment, links_[deployment]->world()) + ": " + why);
       });
   link.init(early);
   link.phase(kInitOutcome, {}, [&] {
@@ -203,7 +209,7 @@ void TrainerEngine::init_link(std::size_t deployment) {
       beside.join();
     } catch (const Error& error) {
       throw Error(error.code(),
-                  deployment_text(deployment, links_[deployment]->request()) + ": " + error.what());
+                  deployment_text(deployment, links_[deployment]->world()) + ": " + error.what());
     }
     publish_outcome(kInitOutcome, 0);
   });
@@ -225,19 +231,20 @@ RoundRequest TrainerEngine::request_of(const Link& link, std::uint64_t version) 
 
 /// The update_weights calls of a round: consecutive slices of the declared order.
 void TrainerEngine::update(std::size_t deployment, std::uint64_t version) {
-  const std::size_t slice = init_.slice == 0 ? params_.size() : init_.slice;
+  const std::vector<ParamSpec>& params = source_->params();
+  const std::size_t slice = init_.slice == 0 ? params.size() : init_.slice;
   std::size_t at = 0;
   do {
     RoundRequest request = request_of(*links_[deployment], version);
-    for (std::size_t end = std::min(at + slice, params_.size()); at < end; ++at) {
-      request.names.push_back(params_[at].name);
+    for (std::size_t end = std::min(at + slice, params.size()); at < end; ++at) {
+      request.names.push_back(params[at].name);
     }
     init_.deployments[deployment].control->update_weights(
         to_json(request),
         deadline_in(options_.deadline_span(phases::kRound) + links_[deployment]->move_span() +
                     options_.deadline_span(phases::kIntegrity) +
                     options_.deadline_span(phases::kAccept) + call_span()));
-  } while (at < params_.size());
+  } while (at < params.size());
 }
 
 /// Rank 0: everything up to the commit in every deployment.
@@ -249,7 +256,7 @@ void TrainerEngine::drive(std::uint64_t version, RoundSummary& summary) {
       (control.*method)(body, deadline_in(call_span()));
     } catch (const Error& error) {
       throw Error(error.code(),
-                  deployment_text(deployment, links_[deployment]->request()) + ": " + error.what());
+                  deployment_text(deployment, links_[deployment]->world()) + ": " + error.what());
     }
   };
   for (std::size_t i = 0; i < links_.size(); ++i) {
@@ -260,13 +267,13 @@ void TrainerEngine::drive(std::uint64_t version, RoundSummary& summary) {
     Beside beside(
         *init_.deployments[i].control, link, [&] { update(i, version); },
         [&](const std::string& why) {
-          link.abort(deployment_text(i, links_[i]->request()) + ": " + why);
+          link.abort(deployment_text(i, links_[i]->world()) + ": " + why);
         });
     take(link.round(version), summary);
     try {
       beside.join();
     } catch (const Error& error) {
-      throw Error(error.code(), deployment_text(i, links_[i]->request()) + ": " + error.what());
+      throw Error(error.code(), deployment_text(i, links_[i]->world()) + ": " + error.what());
     }
   }
   if (options_.on_phase) {

@@ -45,7 +45,8 @@ struct TrainerInit {
   std::uint64_t epoch = 1;  ///< Grows with every init() of the job; equal on all ranks.
   /// Rank 0 may bring the port's socket, reserved before. Without one it listens on the port.
   std::optional<ListenSocket> listen_socket = {};
-  /// Most names in one update_weights call; 0: all.
+  /// Most names in one update_weights call; 0: all. The last call moves everything: see
+  /// WorkerEngine::update().
   std::size_t slice = 0;
   std::uint64_t first_version = 1;
 };
@@ -99,6 +100,7 @@ class TrainerEngine final {
   class Beside;
 
   void check(const TrainerInit& init) const;
+  WorldSpec world_of(std::size_t deployment) const;
   void serve();
   void init_link(std::size_t deployment);
   std::chrono::milliseconds call_span() const;
@@ -115,7 +117,6 @@ class TrainerEngine final {
   EngineOptions options_;
   TrainerInit init_;
   WeightSource* source_ = nullptr;
-  std::vector<ParamSpec> params_;
   std::unique_ptr<StoreServer> store_;  // of rank 0
   std::vector<std::unique_ptr<Link>> links_;
   std::uint64_t next_version_ = 1;

@@ -59,7 +59,8 @@ void WorkerEngine::init(const InitRequest& request) {
   parts.options = &options_;
   parts.sink = &sink_;
   parts.first_version = next_version_;
-  parts.resolve = [this](const std::vector<ParamSpec>& params) { return resolve(params); };
+  parts.told = &request.params;
+  parts.resolve = [this](const auto& params) { return resolve(params); };
   auto link = std::make_unique<Link>(std::move(parts), request, request.rank_offset + worker_);
   link->init();
   const std::lock_guard lock(mutex_);
@@ -70,15 +71,14 @@ void WorkerEngine::init(const InitRequest& request) {
 }
 
 /// A sink resolves once: in later epochs its answer must still be the right one.
-std::vector<Resolution> WorkerEngine::resolve(const std::vector<ParamSpec>& params) {
-  const std::vector<std::string> lines = params_to_lines(params);
-  if (resolutions_.empty()) {
-    resolutions_ = sink_.resolve(params);
-    resolved_lines_ = lines;
+std::vector<Resolution> WorkerEngine::resolve(const std::shared_ptr<const AgreedParams>& params) {
+  if (!resolved_for_) {
+    resolutions_ = sink_.resolve(params->params);
+    resolved_for_ = params;
   }
-  if (lines != resolved_lines_) {
+  if (params->digest != resolved_for_->digest) {
     throw Error(Errc::bad_argument, "the worker's weights are laid out for other parameters: " +
-                                        first_difference(resolved_lines_, lines) +
+                                        first_difference(resolved_for_->text, params->text) +
                                         "; start the worker anew for these");
   }
   return resolutions_;
@@ -139,7 +139,7 @@ void WorkerEngine::update(const RoundRequest& request) {
     refuse(kUpdate, "it belongs to version " + std::to_string(*request.version) +
                         ", and this round is version " + std::to_string(version_));
   }
-  const std::vector<ParamSpec>& params = link_->request().params;
+  const std::vector<ParamSpec>& params = link_->params();
   for (std::size_t i = 0; i < request.names.size(); ++i) {
     const std::size_t at = received_names_ + i;
     if (at >= params.size()) {

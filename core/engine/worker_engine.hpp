@@ -49,7 +49,10 @@ class WorkerEngine final {
   /// A round begins. What an unfinished one wrote is given up.
   void start(const RoundRequest& request);
   /// The next slice of the declared order; the one that completes it receives everything. Weights
-  /// are touched only when all ranks are ready.
+  /// are touched only when all ranks are ready. Slices do not move one by one: a wrong name, in
+  /// whichever of them, is refused before a byte is written; a plan balances and merges regions
+  /// over all parameters, which cuts would undo; and they would save no memory, since direct
+  /// parameters land in place and full tensors come in groups as large as RoundLimits says.
   void update(const RoundRequest& request);
   /// Has the caches invalidated, where the options say how, and commits. @return the version.
   std::uint64_t finish(const RoundRequest& request);
@@ -75,7 +78,7 @@ class WorkerEngine final {
   void invalidate_caches() const;
   void watch(Deadline deadline);
   void lost(const std::string& why);
-  std::vector<Resolution> resolve(const std::vector<ParamSpec>& params);
+  std::vector<Resolution> resolve(const std::shared_ptr<const AgreedParams>& params);
   /// Rolls back. With mutex_ held.
   void give_up(const std::string& reason, bool tell_world = true);
   void drop_link();
@@ -95,7 +98,7 @@ class WorkerEngine final {
   std::uint64_t next_version_ = 1;
   std::size_t received_names_ = 0;
   LinkRound last_round_;
-  std::vector<std::string> resolved_lines_;
+  std::shared_ptr<const AgreedParams> resolved_for_;
   std::vector<Resolution> resolutions_;
   std::unique_ptr<Link> link_;
 };

@@ -179,7 +179,7 @@ void WorkerService::abort(const std::string& reason) noexcept {
 
 Statement WorkerService::run_stated(ControlCall call, const json::object& body) {
   try {
-    const bool invalidated = run_call(engine_, call, body);
+    const bool invalidated = run_call(engine_, read_call(call, body));
     if (after_call_) {
       try {
         after_call_(call, body);

@@ -16,6 +16,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <memory>
+#include <string_view>
 #include <thread>
 
 #include "core/api/builtin.hpp"
@@ -64,6 +65,16 @@ std::vector<OwnParameter> parameters(bool trainer, std::vector<std::byte>& memor
   return out;
 }
 
+/// Of all threads together, in user and system mode.
+double cpu_seconds() {
+  rusage used{};
+  getrusage(RUSAGE_SELF, &used);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  return seconds(used.ru_utime) + seconds(used.ru_stime);
+}
+
 void bench_init() {
   rlimit files{};
   getrlimit(RLIMIT_NOFILE, &files);
@@ -94,8 +105,10 @@ void bench_init() {
   const std::uint16_t port = socket.port();
 
   std::vector<double> init_seconds(kTrainers);
+  std::vector<double> init_cpu_seconds(kTrainers);
   std::vector<double> round_seconds(kTrainers);
   std::vector<std::thread> threads;
+  const double cpu_before = cpu_seconds();
   for (Rank rank = 0; rank < kTrainers; ++rank) {
     threads.emplace_back([&, rank] {
       const auto i = static_cast<std::size_t>(rank);
@@ -110,6 +123,7 @@ void bench_init() {
       const auto start = Clock::now();
       trainers[i]->init(std::move(init), *sources[i]);
       init_seconds[i] = seconds_since(start);
+      init_cpu_seconds[i] = cpu_seconds() - cpu_before;
       round_seconds[i] = trainers[i]->send_weights().seconds;
       trainers[i]->shutdown();
     });
@@ -119,8 +133,10 @@ void bench_init() {
   }
   std::printf(
       "{\"bench\":\"engine init\",\"trainers\":%d,\"workers\":%d,\"parameters\":%d,"
-      "\"init_seconds\":%.3f,\"first_round_seconds\":%.3f,\"limit_seconds\":10}\n",
+      "\"init_seconds\":%.3f,\"init_cpu_seconds\":%.3f,\"first_round_seconds\":%.3f,"
+      "\"limit_seconds\":10}\n",
       kTrainers, kWorkers, kParameters, *std::max_element(init_seconds.begin(), init_seconds.end()),
+      *std::max_element(init_cpu_seconds.begin(), init_cpu_seconds.end()),
       *std::max_element(round_seconds.begin(), round_seconds.end()));
 }
 
@@ -150,9 +166,15 @@ void bench_round() {
 }  // namespace
 }  // namespace m2n
 
-int main() try {
-  m2n::bench_round();
-  m2n::bench_init();
+/// @param argv  "init" or "round" runs that one alone.
+int main(int argc, char** argv) try {
+  const std::string_view only = argc > 1 ? argv[1] : "";
+  if (only != "init") {
+    m2n::bench_round();
+  }
+  if (only != "round") {
+    m2n::bench_init();
+  }
 } catch (const std::exception& error) {
   std::fprintf(stderr, "engines: %s\n", error.what());
   return 1;

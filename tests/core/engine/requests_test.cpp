@@ -40,7 +40,7 @@ InitRequest right_request() {
   request.world_size = 4;
   request.dst_mesh_dims = {1, 2};
   request.params = job.params();
-  request.source_digest = digest_of(params_to_lines(request.params));
+  request.source_digest = sha256_hex(params_to_text(request.params));
   request.max_cta = 8;
   request.epoch = 3;
   request.world = "deployment 1";
@@ -147,32 +147,62 @@ BOOST_AUTO_TEST_CASE(an_init_survives_the_wire) {
   for (std::size_t i = 0; i < read.params.size(); ++i) {
     BOOST_TEST((*read.params[i].side.layout == *sent.params[i].side.layout));
   }
-  BOOST_TEST(first_difference(params_to_lines(sent.params), params_to_lines(read.params)) == "");
+  BOOST_TEST(first_difference(params_to_text(sent.params), params_to_text(read.params)) == "");
 }
 
 BOOST_AUTO_TEST_CASE(flat_buffers_and_named_slots_survive_the_wire) {
   const auto flat =
       std::make_shared<const Layout>(Layout::flat({5, 3}, DType::bf16, 4, 24, {0, 1}));
   const std::vector<ParamSpec> sent = {{"w", DType::bf16, {5, 3}, {flat, {"flat:unit"}}}};
-  const std::vector<ParamSpec> read = params_from_lines(params_to_lines(sent));
+  const std::vector<ParamSpec> read = params_from_text(params_to_text(sent));
   BOOST_TEST((*read[0].side.layout == *flat));
   BOOST_TEST(read[0].side.buffers[0] == "flat:unit");
 }
 
+BOOST_AUTO_TEST_CASE(a_line_is_what_the_body_holds_whatever_the_name) {
+  InitRequest request = right_request();
+  for (const std::string name :
+       {"with \"quotes\" and \\", "with\nlines and\ttabs", "\x7f", "größe"}) {
+    request.params.push_back(request.params.front());
+    request.params.back().name = name;
+  }
+  const json::object body = to_json(request);
+  std::string expected;
+  for (const json::value& line : body.at("params").as_array()) {
+    expected += json::serialize(line) + '\n';
+  }
+  const std::string text = params_to_text(request.params);
+  BOOST_TEST(text == expected);
+  BOOST_TEST(params_to_text(params_from_text(text)) == text);
+}
+
+BOOST_AUTO_TEST_CASE(a_version_may_be_an_unsigned_number) {
+  const json::object body{{"version", std::uint64_t{7}}, {"epoch", std::uint64_t{2}}};
+  const RoundRequest read = round_request_from_json(body, "start_weight_update", false);
+  BOOST_TEST(read.version.value() == 7U);
+  BOOST_TEST(read.epoch.value() == 2U);
+  const json::object large{{"version", UINT64_MAX}};
+  BOOST_CHECK_EXCEPTION(
+      round_request_from_json(large, "start_weight_update", false), Error, [](const Error& error) {
+        BOOST_TEST_MESSAGE(error.what());
+        return std::string(error.what()).find("version is above 2^63-1") != std::string::npos;
+      });
+}
+
 BOOST_AUTO_TEST_CASE(the_first_difference_names_the_parameter_and_how_it_differs) {
   const std::vector<ParamSpec> params = right_request().params;
-  const std::vector<std::string> lines = params_to_lines(params);
+  const std::string text = params_to_text(params);
   std::vector<ParamSpec> other = params;
   other[1].dtype = DType::f16;
-  BOOST_TEST(first_difference(lines, params_to_lines(other)) ==
+  BOOST_TEST(first_difference(text, params_to_text(other)) ==
              "parameter 'rows to all' has dtype \"f16\" instead of \"bf16\"");
   other = params;
   std::swap(other[0], other[1]);
-  BOOST_TEST(first_difference(lines, params_to_lines(other)) ==
+  BOOST_TEST(first_difference(text, params_to_text(other)) ==
              "parameter 'rows to all' stands where 'rows to columns' does");
   other = params;
   other.pop_back();
-  BOOST_TEST(first_difference(lines, params_to_lines(other)) ==
+  BOOST_TEST(first_difference(text, params_to_text(other)) ==
              "4 parameters instead of 5, the first missing one is 'scalar'");
 }
 
