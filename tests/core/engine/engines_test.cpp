@@ -128,6 +128,40 @@ BOOST_AUTO_TEST_CASE(a_round_may_come_in_slices_of_the_declared_order) {
   BOOST_TEST(slices == (std::vector<std::size_t>{2, 2, 1}), boost::test_tools::per_element());
 }
 
+/// The names of all slices are known before the first byte moves: until then the weights are the
+/// old ones, and a wrong name in the last slice changes nothing.
+BOOST_AUTO_TEST_CASE(slices_move_together_once_every_name_is_right) {
+  Threads threads;
+  threads.make();
+  int calls = 0;
+  std::string refusal;
+  std::string before;
+  check_no_error(threads.init(
+      1,
+      [&](ControlCall call, json::object& body) {
+        if (call != ControlCall::update || ++calls != 6) {  // the last of three in the second round
+          return;
+        }
+        before = threads.check(1);
+        json::object wrong = body;
+        wrong["names"] = json::array{"pigeon"};
+        try {
+          make_local_client(threads.handlers[0])->update_weights(wrong, deadline_in(kLong));
+        } catch (const Error& error) {
+          refusal = error.what();
+        }
+        before += threads.check(1);
+      },
+      [](TrainerInit& init) { init.slice = 2; }));
+  check_no_error(threads.send());
+  check_no_error(threads.send());
+  BOOST_TEST(calls == 6);
+  BOOST_TEST(before == "");
+  BOOST_TEST(refusal.find("'pigeon' stands where 'scalar' was declared") != std::string::npos,
+             refusal);
+  BOOST_TEST(threads.check(2) == "");
+}
+
 /// One rank does something that the agreement must name, on every rank.
 struct Fault {
   std::string why;
