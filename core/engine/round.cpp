@@ -3,6 +3,7 @@
 #include "core/engine/round.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <unordered_map>
 #include <utility>
@@ -46,11 +47,15 @@ Buffers used_buffers(const Program& program, const Buffers& all) {
   return used;
 }
 
+/// @p part has come after @p sum.
 void add_report(RoundReport& sum, const RoundReport& part) {
+  const double before = sum.seconds;
   sum.version = part.version;
   sum.seconds += part.seconds;
   sum.copied_bytes += part.copied_bytes;
-  for (const PeerTraffic& peer : part.peers) {
+  for (PeerTraffic peer : part.peers) {
+    peer.start_seconds += before;
+    peer.end_seconds += before;
     const auto at = std::find_if(sum.peers.begin(), sum.peers.end(), [&](const PeerTraffic& known) {
       return known.peer == peer.peer && known.path == peer.path;
     });
@@ -59,6 +64,8 @@ void add_report(RoundReport& sum, const RoundReport& part) {
     } else {
       at->sent_bytes += peer.sent_bytes;
       at->received_bytes += peer.received_bytes;
+      at->start_seconds = std::fmin(at->start_seconds, peer.start_seconds);
+      at->end_seconds = std::fmax(at->end_seconds, peer.end_seconds);
     }
   }
 }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <map>
 #include <optional>
 #include <random>
@@ -21,6 +22,8 @@
 
 namespace m2n::loopback {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 constexpr std::uint64_t kSlots = 4;
 constexpr std::uint64_t kLargestSlot = 256 << 10;  // stays in the second-level cache
@@ -94,9 +97,21 @@ struct Pair {
   PackedPair packed;
   std::uint64_t moved = 0;  ///< Chunks, over all rounds.
   std::size_t next = 0;     ///< Chunk of this round.
+  Clock::time_point first;  ///< When the first chunk of this round began to move,
+  Clock::time_point last;   ///< and the last one had, on this rank.
 
   explicit Pair(Rank rank, bool sending) : peer(rank), packed(sending) {}
   std::byte* slot() const { return slots.data() + (moved % kSlots) * slot_bytes; }
+  void begin_chunk() {
+    if (next == 0) {
+      first = Clock::now();
+    }
+  }
+  void end_chunk() {
+    if (++next == packed.chunk_count()) {
+      last = Clock::now();
+    }
+  }
 };
 
 /// Cuts @p regions, of one pair, into chunks.
@@ -228,7 +243,7 @@ class ProcessSession final : public Session {
   void start(std::uint64_t version, Deadline) override {
     report_.version = version;
     running_ = true;
-    started_ = std::chrono::steady_clock::now();
+    started_ = Clock::now();
     world_->begin_round(version);
   }
 
@@ -243,8 +258,8 @@ class ProcessSession final : public Session {
     }
     world_->end_round(deadline);
     running_ = false;
-    report_.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
+    tell_times();
+    report_.seconds = std::chrono::duration<double>(Clock::now() - started_).count();
     return report_;
   }
 
@@ -275,6 +290,27 @@ class ProcessSession final : public Session {
     }
     fronts_.emplace(peer, std::move(front));
     return segment;
+  }
+
+  /// When each peer's bytes moved, either way. Both lists of pairs and the report are by peer.
+  void tell_times() {
+    auto in = in_.begin();
+    auto out = out_.begin();
+    for (PeerTraffic& traffic : report_.peers) {
+      Clock::time_point first = Clock::time_point::max();
+      Clock::time_point last = Clock::time_point::min();
+      const auto take = [&](std::vector<Pair>::iterator& pair, std::vector<Pair>& pairs) {
+        if (pair != pairs.end() && pair->peer == traffic.peer) {
+          first = std::min(first, pair->first);
+          last = std::max(last, pair->last);
+          ++pair;
+        }
+      };
+      take(in, in_);
+      take(out, out_);
+      traffic.start_seconds = std::chrono::duration<double>(first - started_).count();
+      traffic.end_seconds = std::chrono::duration<double>(last - started_).count();
+    }
   }
 
   /// Everything of a stage, in whatever order it can go. What a later stage sends from this rank
@@ -318,9 +354,10 @@ class ProcessSession final : public Session {
       awaited_.push_back(pair.peer);
       return false;
     }
+    pair.begin_chunk();
     pair.packed.pack(pair.next, pair.slot());
     pair.ring->versions[pair.moved % kSlots] = report_.version;
-    ++pair.next;
+    pair.end_chunk();
     pair.ring->filled.store(++pair.moved, std::memory_order_release);
     pair.bell->ring();
     return true;
@@ -344,8 +381,9 @@ class ProcessSession final : public Session {
                                                 std::to_string(rank_) + " in that of version " +
                                                 std::to_string(report_.version));
     }
+    pair.begin_chunk();
     pair.packed.unpack(pair.next, pair.slot(), bypass_cache);
-    ++pair.next;
+    pair.end_chunk();
     pair.ring->emptied.store(++pair.moved, std::memory_order_release);
     pair.bell->ring();
     return true;
@@ -365,7 +403,7 @@ class ProcessSession final : public Session {
   std::vector<Pair> out_;
   std::vector<Rank> awaited_;
   bool running_ = false;
-  std::chrono::steady_clock::time_point started_;
+  Clock::time_point started_;
   RoundReport report_;
 };
 

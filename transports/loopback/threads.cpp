@@ -4,25 +4,16 @@
 #include "transports/loopback/world.hpp"
 
 #include <algorithm>
-#include <atomic>
-#include <condition_variable>
+#include <map>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "core/error.hpp"
 #include "transports/common/parts.hpp"
-#include "transports/common/rank_memory.hpp"
+#include "transports/loopback/shared_round.hpp"
 
 namespace m2n::loopback {
 namespace {
-
-/// A region, or a part of one, between two addresses.
-struct Task {
-  StridedCopy copy;
-  const std::byte* source;
-  std::byte* destination;
-};
 
 /// The most work that a thread takes at a time: large enough to hide the counter, small enough that
 /// threads finish together.
@@ -34,103 +25,9 @@ void append_tasks(const Task& region, std::vector<Part>& parts, std::vector<Task
   cut({0, region.copy, 0, 0, 0, bytes_of_copy(region.copy)}, kTaskBytes, parts);
   for (const Part& part : parts) {
     out.push_back({part.copy, region.source + part.source_offset,
-                   region.destination + part.destination_offset});
+                   region.destination + part.destination_offset, region.pair});
   }
 }
-
-/// What the sessions of all ranks share: the work, and how far everyone is.
-class SharedRound {
- public:
-  explicit SharedRound(std::size_t ranks) : memory(ranks), arrivals_(ranks, 0) {}
-
-  /// A rank reaches its next step. Does not wait.
-  void arrive(Rank rank) {
-    const std::lock_guard lock(mutex_);
-    ++arrivals_[static_cast<std::size_t>(rank)];
-    changed_.notify_all();
-  }
-
-  /// Waits until every rank has reached step @p step (counted from 1).
-  void wait_all(std::uint64_t step, const std::string& phase, Deadline deadline) {
-    std::unique_lock lock(mutex_);
-    const auto late = [&](std::uint64_t arrival) { return arrival < step; };
-    while (true) {
-      // Also when everyone is here: after an abort tasks are left undone, and the round must not
-      // pass for complete.
-      if (aborted_) {
-        throw TransportError(Errc::peer_lost, "loopback: a rank gave up in " + phase +
-                                                  "; ranks not there yet: " + missing(step));
-      }
-      if (std::none_of(arrivals_.begin(), arrivals_.end(), late)) {
-        return;
-      }
-      if (changed_.wait_until(lock, deadline) == std::cv_status::timeout && !aborted_ &&
-          std::any_of(arrivals_.begin(), arrivals_.end(), late)) {
-        aborted_ = true;
-        changed_.notify_all();
-        throw TransportError(Errc::timed_out, "loopback: the deadline passed in " + phase +
-                                                  "; ranks missing: " + missing(step));
-      }
-    }
-  }
-
-  void abort() noexcept {
-    const std::lock_guard lock(mutex_);
-    aborted_ = true;
-    changed_.notify_all();
-  }
-
-  /// The next task of a stage, or nothing when there is none left or the round has ended. Each one
-  /// is handed back by done().
-  const Task* take(std::size_t stage) {
-    busy_.fetch_add(1);
-    if (!aborted_) {
-      const std::size_t at = stages[stage].next.fetch_add(1, std::memory_order_relaxed);
-      if (at < stages[stage].tasks.size()) {
-        return &stages[stage].tasks[at];
-      }
-    }
-    busy_.fetch_sub(1);
-    return nullptr;
-  }
-  void done() { busy_.fetch_sub(1); }
-
-  /// Ends the round, and returns when no rank touches anybody's memory any more: at most one task
-  /// a rank is under way.
-  void abort_and_drain() noexcept {
-    abort();
-    while (busy_ != 0) {
-      std::this_thread::yield();
-    }
-  }
-
-  struct Stage {
-    std::vector<Task> tasks;
-    std::atomic<std::size_t> next{0};
-  };
-
-  std::vector<RankMemory> memory;
-  std::vector<Stage> stages;  ///< Sized before the ranks fill it.
-  std::mutex filling;         ///< Guards stages while the ranks add their tasks.
-  std::uint64_t bytes = 0;    ///< Of one round, all ranks.
-
- private:
-  std::string missing(std::uint64_t step) const {
-    std::string text;
-    for (std::size_t rank = 0; rank < arrivals_.size(); ++rank) {
-      if (arrivals_[rank] < step) {
-        text += (text.empty() ? "" : ", ") + std::to_string(rank);
-      }
-    }
-    return text.empty() ? "none" : text;
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<std::uint64_t> arrivals_;  // steps reached, by rank
-  std::atomic<bool> aborted_ = false;
-  std::atomic<std::size_t> busy_ = 0;  // tasks taken and not done
-};
 
 /// Hands a task back, however it ends.
 struct TaskEnd {
@@ -138,12 +35,51 @@ struct TaskEnd {
   ~TaskEnd() { shared.done(); }
 };
 
+/// Tells a round's times of the pairs whose tasks one thread runs, in the order of the list: the
+/// clock is read where the pair changes.
+class PairClock {
+ public:
+  explicit PairClock(std::size_t slot) : slot_(slot) {}
+  ~PairClock() { enter(nullptr); }
+  PairClock(const PairClock&) = delete;
+  PairClock& operator=(const PairClock&) = delete;
+
+  void enter(PairRounds* pair) noexcept {
+    if (pair == pair_) {
+      return;
+    }
+    const Clock::time_point now = Clock::now();
+    if (pair_ != nullptr) {
+      (*pair_)[slot_].add(since_, now);
+    }
+    pair_ = pair;
+    since_ = now;
+  }
+
+ private:
+  std::size_t slot_;
+  PairRounds* pair_ = nullptr;
+  Clock::time_point since_;
+};
+
 class ThreadSession final : public Session {
  public:
-  ThreadSession(std::shared_ptr<SharedRound> shared, const Program& program)
+  /// @param shared    With the tasks and links of all ranks.
+  /// @param received  The times of the pairs in which this rank receives.
+  ThreadSession(std::shared_ptr<SharedRound> shared, const Program& program,
+                std::vector<PairRounds*> received)
       : shared_(std::move(shared)),
         rank_(program.rank),
-        report_(expected_report(program, "memory")) {}
+        report_(expected_report(program, "memory")),
+        times_(report_.peers.size()),
+        received_(std::move(received)) {
+    for (const SharedRound::Link& link : shared_->links[static_cast<std::size_t>(rank_)]) {
+      const auto at = std::lower_bound(
+          report_.peers.begin(), report_.peers.end(), link.peer,
+          [](const PeerTraffic& traffic, Rank peer) { return traffic.peer < peer; });
+      times_[static_cast<std::size_t>(at - report_.peers.begin())].push_back(link.times);
+    }
+  }
 
   /// The caller may free its buffers afterwards, also in the middle of a round.
   ~ThreadSession() override {
@@ -155,7 +91,11 @@ class ThreadSession final : public Session {
   void start(std::uint64_t version, Deadline) override {
     report_.version = version;
     running_ = true;
-    started_ = std::chrono::steady_clock::now();
+    slot_ = 1 - slot_;
+    for (PairRounds* const times : received_) {
+      (*times)[slot_].begin();
+    }
+    started_ = Clock::now();
     shared_->arrive(rank_);
     ++step_;
   }
@@ -164,10 +104,13 @@ class ThreadSession final : public Session {
     shared_->wait_all(step_, "round start", deadline);
     const bool bypass_cache = shared_->bytes >= kBypassBytes;
     for (std::size_t stage = 0; stage < shared_->stages.size(); ++stage) {
+      PairClock clock(slot_);
       while (const Task* task = shared_->take(stage)) {
         const TaskEnd end{*shared_};
+        clock.enter(task->pair);
         copy_region(task->copy, task->source, task->destination, bypass_cache);
       }
+      clock.enter(nullptr);
       shared_->arrive(rank_);
       ++step_;
       shared_->wait_all(step_, "stage " + std::to_string(stage), deadline);
@@ -181,35 +124,79 @@ class ThreadSession final : public Session {
       stage.next.store(0, std::memory_order_relaxed);
     }
     running_ = false;
-    report_.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
+    tell_times();
+    report_.seconds = std::chrono::duration<double>(Clock::now() - started_).count();
     return report_;
   }
 
   void abort() noexcept override { shared_->abort(); }
 
  private:
+  /// When each peer's bytes moved, either way.
+  void tell_times() {
+    for (std::size_t i = 0; i < times_.size(); ++i) {
+      Clock::time_point first = Clock::time_point::max();
+      Clock::time_point last = Clock::time_point::min();
+      for (const PairRounds* const times : times_[i]) {
+        first = std::min(first, (*times)[slot_].first());
+        last = std::max(last, (*times)[slot_].last());
+      }
+      report_.peers[i].start_seconds = std::chrono::duration<double>(first - started_).count();
+      report_.peers[i].end_seconds = std::chrono::duration<double>(last - started_).count();
+    }
+  }
+
   std::shared_ptr<SharedRound> shared_;
   Rank rank_;
   std::uint64_t step_ = 0;
+  std::size_t slot_ = 0;
   bool running_ = false;
-  std::chrono::steady_clock::time_point started_;
+  Clock::time_point started_;
   RoundReport report_;
+  std::vector<std::vector<PairRounds*>> times_;  // [peer of the report] out and in
+  std::vector<PairRounds*> received_;            // those that this rank resets
 };
 
-/// One SharedRound for all ranks: rank 0 makes it, the others copy the pointer.
+/// Rounds that rank 0 of some world has made, by a number that it can tell the others. An address
+/// would be of nothing when it gives up before they come.
+class Offers {
+ public:
+  std::uint64_t add(const std::shared_ptr<SharedRound>& round) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(rounds_, [](const auto& entry) { return entry.second.expired(); });
+    rounds_.emplace(++last_, round);
+    return last_;
+  }
+  /// Null when its rank 0 has gone.
+  std::shared_ptr<SharedRound> find(std::uint64_t number) {
+    const std::lock_guard lock(mutex_);
+    const auto at = rounds_.find(number);
+    return at == rounds_.end() ? nullptr : at->second.lock();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::uint64_t, std::weak_ptr<SharedRound>> rounds_;
+  std::uint64_t last_ = 0;
+};
+
+/// One SharedRound for all ranks, which rank 0 makes.
 std::shared_ptr<SharedRound> share(Group& group, std::uint32_t stage_count, Deadline deadline) {
+  static Offers offers;
   std::shared_ptr<SharedRound> shared;
+  std::string number;
   if (group.rank() == 0) {
     shared = std::make_shared<SharedRound>(static_cast<std::size_t>(group.size()));
     shared->stages = std::vector<SharedRound::Stage>(stage_count);
+    number = std::to_string(offers.add(shared));
   }
-  const std::string address = std::to_string(reinterpret_cast<std::uintptr_t>(&shared));
-  const std::vector<std::string> all = group.all_gather("loopback share", address, deadline);
+  number = group.all_gather("loopback share", number, deadline).front();
   if (group.rank() != 0) {
-    shared = *reinterpret_cast<std::shared_ptr<SharedRound>*>(std::stoull(all[0]));
+    shared = offers.find(std::stoull(number));
   }
-  group.barrier("loopback shared", deadline);
+  if (!shared) {
+    throw TransportError(Errc::peer_lost, "loopback: rank 0 gave up before the others had come");
+  }
   expects(shared->stages.size() == stage_count, "the same plan on every rank");
   return shared;
 }
@@ -228,11 +215,25 @@ std::unique_ptr<Session> prepare_in_threads(Group& group, const Program& program
   std::vector<std::vector<Task>> tasks(program.stage_count);
   std::vector<Part> parts;
   std::uint64_t bytes = 0;
+  std::map<Rank, PairRounds*> pairs;
+  for (const Region& region : program.receives) {
+    pairs.emplace(region.from.rank, nullptr);
+  }
+  {
+    const std::lock_guard lock(shared->filling);
+    for (auto& [peer, times] : pairs) {
+      times = &shared->times.emplace_back();
+      shared->links[static_cast<std::size_t>(peer)].push_back({program.rank, times});
+      shared->links[static_cast<std::size_t>(program.rank)].push_back({peer, times});
+    }
+  }
   for (const auto* regions : {&program.receives, &program.copies}) {
     for (const Region& region : *regions) {
       RankMemory& from = shared->memory[static_cast<std::size_t>(region.from.rank)];
-      append_tasks({region.copy, from.address(region.from), mine.address(region.to)}, parts,
-                   tasks[region.stage]);
+      const auto pair = pairs.find(region.from.rank);
+      append_tasks({region.copy, from.address(region.from), mine.address(region.to),
+                    pair == pairs.end() ? nullptr : pair->second},
+                   parts, tasks[region.stage]);
       bytes += region.bytes;
     }
   }
@@ -245,7 +246,11 @@ std::unique_ptr<Session> prepare_in_threads(Group& group, const Program& program
     shared->bytes += bytes;
   }
   group.barrier("loopback prepare", deadline);
-  return std::make_unique<ThreadSession>(shared, program);
+  std::vector<PairRounds*> received;
+  for (const auto& [peer, times] : pairs) {
+    received.push_back(times);
+  }
+  return std::make_unique<ThreadSession>(shared, program, std::move(received));
 }
 
 }  // namespace m2n::loopback

@@ -149,8 +149,10 @@ bool UcxSession::receive_stage(Neighbor& neighbor) {
   const std::size_t wanted = in.packed.stage_end(stage_) - begin;
   std::uint64_t& done = neighbor.chunks_done[stage_];
   if (in.ring != nullptr && done < wanted && neighbor.emptied < in.ring->filled) {
+    neighbor.received.begin();
     in.packed.unpack(begin + done, in.ring->slot(neighbor.emptied, in.way.chunk_bytes),
                      bypass_cache_);
+    neighbor.received.end();
     ++done;
     in.ring->emptied = ++neighbor.emptied;
     if (in.ring->sender_sleeps.exchange(0) != 0) {
@@ -195,7 +197,9 @@ bool UcxSession::fill_slot(Neighbor& neighbor) {
   Ring& ring = *out.ring;
   const std::size_t end = out.packed.stage_end(stage_);
   if (neighbor.next_chunk < end && neighbor.filled - ring.emptied < Ring::kSlots) {
+    neighbor.sent.begin();
     out.packed.pack(neighbor.next_chunk, ring.slot(neighbor.filled, out.way.chunk_bytes));
+    neighbor.sent.end();
     ++neighbor.next_chunk;
     ring.filled = ++neighbor.filled;
     if (ring.receiver_sleeps.exchange(0) != 0) {
@@ -217,9 +221,11 @@ bool UcxSession::send_chunk(Neighbor& neighbor) {
   if (free != staging_.end()) {
     StagingSlot& slot = **free;
     const std::size_t chunk = neighbor.next_chunk++;
+    neighbor.sent.begin();
     out.packed.pack(chunk, slot.data);
     worker_->send_data(*neighbor.peer, header(Kind::data, chunk),
                        {slot.data, out.packed.chunk_bytes(chunk)}, *staging_memory_, slot.pending);
+    neighbor.sent.end();
     moved_ = true;
   }
   return neighbor.next_chunk == end;
@@ -228,6 +234,7 @@ bool UcxSession::send_chunk(Neighbor& neighbor) {
 bool UcxSession::put_rows(Neighbor& neighbor) {
   const Outgoing& out = *neighbor.out;
   const std::size_t end = out.put_end[stage_];
+  neighbor.sent.begin();
   for (std::size_t i = 0;
        i < kPutsAtATime && neighbor.next_put < end && neighbor.puts.bytes < options_.window_bytes;
        ++i) {
@@ -254,6 +261,7 @@ bool UcxSession::put_rows(Neighbor& neighbor) {
     }
   }
   if (!neighbor.told) {
+    neighbor.sent.end();
     tell(neighbor, Kind::put_done, stage_);
     neighbor.told = true;
   }

@@ -3,6 +3,9 @@
 #include "transports/ucx/session.hpp"
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
 
 #include "core/error.hpp"
 
@@ -288,8 +291,20 @@ void UcxSession::receive_chunk(Neighbor& neighbor, const Header& header,
                                  std::to_string(bytes));
     return;
   }
+  neighbor.received.begin();
   neighbor.in->packed.unpack(header.value, payload.data(), bypass_cache_);
+  neighbor.received.end();
   ++neighbor.chunks_done[neighbor.in->packed.stage_of(header.value)];
+}
+
+void UcxSession::Moved::add_to(PeerTraffic& traffic, Clock::time_point start) const {
+  if (first_) {  // fmin() and fmax() take a number before a NaN
+    const auto since = [&](Clock::time_point at) {
+      return std::chrono::duration<double>(at - start).count();
+    };
+    traffic.start_seconds = std::fmin(traffic.start_seconds, since(*first_));
+    traffic.end_seconds = std::fmax(traffic.end_seconds, since(last_));
+  }
 }
 
 void UcxSession::start(std::uint64_t version, Deadline) {
@@ -301,6 +316,8 @@ void UcxSession::start(std::uint64_t version, Deadline) {
   for (auto& [rank, neighbor] : neighbors_) {
     neighbor.next_chunk = 0;
     neighbor.next_put = 0;
+    neighbor.sent.reset();
+    neighbor.received.reset();
     std::fill(neighbor.chunks_done.begin(), neighbor.chunks_done.end(), 0);
   }
   tell_all(Kind::ready, version);
@@ -324,6 +341,12 @@ RoundReport UcxSession::wait(Deadline deadline) {
   drive(lock, kPhase, deadline, &UcxSession::end_round);
   waiting_ = false;
   running_ = false;
+  for (PeerTraffic& traffic : report_.peers) {
+    traffic.start_seconds = traffic.end_seconds = std::numeric_limits<double>::quiet_NaN();
+    const Neighbor& neighbor = neighbors_.at(traffic.peer);
+    neighbor.sent.add_to(traffic, started_);
+    neighbor.received.add_to(traffic, started_);
+  }
   report_.seconds = std::chrono::duration<double>(Clock::now() - started_).count();
   return report_;
 }

@@ -51,6 +51,21 @@ class UcxSession final : public Session, private Receiver {
  private:
   using Lock = std::unique_lock<std::mutex>;
 
+  /// From the first byte until the last of a round in one direction, as this rank sees it: puts of
+  /// a peer come without a word, and only the peer can tell.
+  class Moved {
+   public:
+    void reset() { *this = {}; }
+    void begin() { first_ = first_.value_or(std::chrono::steady_clock::now()); }
+    void end() { last_ = std::chrono::steady_clock::now(); }
+    /// Widens the span of @p traffic.
+    void add_to(PeerTraffic& traffic, std::chrono::steady_clock::time_point start) const;
+
+   private:
+    std::optional<std::chrono::steady_clock::time_point> first_;
+    std::chrono::steady_clock::time_point last_;
+  };
+
   /// A peer, and how far it is in its rounds.
   struct Neighbor {
     Peer* peer = nullptr;
@@ -72,10 +87,12 @@ class UcxSession final : public Session, private Receiver {
     Pending flush;
     bool flushing = false;
     bool told = false;  ///< That the puts of this stage are complete.
+    Moved sent;
     // Incoming
     std::uint64_t emptied = 0;               ///< Slots, over all rounds.
     std::vector<std::uint64_t> chunks_done;  ///< [stage]
     std::vector<std::uint64_t> puts_done;  ///< [stage] the last round in which they were complete.
+    Moved received;
   };
   struct Failure {
     Errc code;
