@@ -25,23 +25,19 @@ bool on_rank(const Endpoint& end, Rank rank, Role role) {
   return end.rank == rank && end.role == role;
 }
 
-/// Buffers that @p program touches on its rank; the others are left out, so that a transport
+/// Buffers of the parameters that @p program brings; the others are left out, so that a transport
 /// registers nothing twice.
 Buffers used_buffers(const Program& program, const Buffers& all) {
   Buffers used;
   used.source.resize(all.source.size());
   used.destination.resize(all.destination.size());
-  const auto take = [&](const Endpoint& end) {
-    if (on_rank(end, program.rank, Role::source)) {
-      used.source[end.buffer] = all.source[end.buffer];
-    } else if (on_rank(end, program.rank, Role::destination)) {
-      used.destination[end.buffer] = all.destination[end.buffer];
+  for (const std::uint32_t parameter : program.parameters) {
+    for (const std::uint32_t b : program.problem->buffers(Role::source).of_parameter[parameter]) {
+      used.source[b] = all.source[b];
     }
-  };
-  for (const auto* regions : {&program.sends, &program.receives, &program.copies}) {
-    for (const Region& region : *regions) {
-      take(region.from);
-      take(region.to);
+    for (const std::uint32_t b :
+         program.problem->buffers(Role::destination).of_parameter[parameter]) {
+      used.destination[b] = all.destination[b];
     }
   }
   return used;
@@ -141,6 +137,7 @@ std::vector<Program> split_program(const Program& program, const Plan& plan,
     part.rank = program.rank;
     part.world_size = program.world_size;
     part.plan_digest = sha256_hex(program.plan_digest + " group " + std::to_string(g));
+    part.problem = program.problem;
     for (std::uint32_t& stage : number[g]) {
       stage = stage == 0 ? 0 : part.stage_count++;
     }
@@ -157,6 +154,9 @@ std::vector<Program> split_program(const Program& program, const Plan& plan,
       }
     }
   };
+  for (const std::uint32_t parameter : program.parameters) {
+    parts[groups.group_of[parameter]].parameters.push_back(parameter);
+  }
   deal(program.sends, &Program::sends);
   deal(program.receives, &Program::receives);
   deal(program.copies, &Program::copies);

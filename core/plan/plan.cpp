@@ -197,6 +197,9 @@ Program make_program(const Plan& plan, const Problem& problem, Rank rank) {
   program.world_size = problem.world_size();
   program.stage_count = plan.stage_count;
   program.plan_digest = plan.digest;
+  program.problem = &problem;
+  program.parameters.resize(plan.pattern_of.size());
+  std::iota(program.parameters.begin(), program.parameters.end(), 0U);
 
   std::vector<std::vector<Region>> own(plan.patterns.size());  // of each pattern
   for (std::size_t p = 0; p < plan.patterns.size(); ++p) {

@@ -107,9 +107,14 @@ struct Program {
   std::vector<Region> copies;    ///< both ends on rank
   std::uint64_t scratch_bytes = 0;
   std::string plan_digest;
+  /// What the program brings, apart from how: for transports that hand whole parameters to a
+  /// library. The problem outlives prepare(); null in a program made by hand.
+  const Problem* problem = nullptr;
+  std::vector<std::uint32_t> parameters;  ///< Of the problem, ascending; the same on every rank.
 };
 
 /// @p rank's part of @p plan. Cost: the moves of every distinct pattern once, then own regions.
+/// The program refers to @p problem.
 Program make_program(const Plan& plan, const Problem& problem, Rank rank);
 
 /// Counts of a plan, from its moves. A message is an ordered pair of different ranks, in one stage.

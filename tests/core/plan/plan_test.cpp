@@ -271,6 +271,8 @@ BOOST_AUTO_TEST_CASE(neighbours_on_both_sides_become_one_region) {
   for (const Rank rank : {0, 1}) {
     const Program program = make_program(plan, problem, rank);
     const auto& regions = rank == 0 ? program.sends : program.receives;
+    BOOST_TEST((program.problem == &problem));
+    BOOST_TEST(program.parameters == (std::vector<std::uint32_t>{0, 1}));
     BOOST_TEST_REQUIRE(regions.size() == 1U);
     BOOST_TEST(regions[0].bytes == 64U);
     BOOST_TEST(regions[0].copy.extents == (Dims{32}));
