@@ -1,0 +1,464 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+
+/// @file
+/// The transports to compare with, on GPUs: byte for byte, and what goes wrong. Needs two GPUs that
+/// map each other; exits 77 without them. NVIDIA's library is looked for where M2N_NCCL_M2N_LIBRARY
+/// says, or where the loader looks; its cases are skipped, with a word, where it cannot be had.
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <boost/test/unit_test.hpp>
+#include <cstdlib>
+#include <iostream>
+#include <set>
+#include <thread>
+
+#include "core/api/builtin.hpp"
+#include "core/rendezvous/thread_group.hpp"
+#include "tests/support/random_cases.hpp"
+#include "tests/transports/nccl_world.hpp"
+#include "tests/transports/placed_memory.hpp"
+#include "transports/nccl/communicator.hpp"
+#include "transports/nccl/device.hpp"
+#include "transports/nccl_m2n/forms.hpp"
+#include "transports/nccl_m2n/library.hpp"
+
+namespace m2n::nccl {
+namespace {
+
+namespace utf = boost::unit_test;
+using testing::HostBytes;
+
+constexpr std::chrono::seconds kDeadline{60};
+
+Deadline soon() { return deadline_in(kDeadline); }
+
+void require(bool ok, const std::string& what) {
+  if (!ok) {
+    throw std::runtime_error(what);
+  }
+}
+
+std::string library_path() {
+  const char* const given = std::getenv("M2N_NCCL_M2N_LIBRARY");  // NOLINT(concurrency-mt-unsafe)
+  return given != nullptr ? given : "libnccl_m2n.so";
+}
+
+Options m2n_options(Options more = {}) {
+  more["library"] = library_path();
+  return more;
+}
+
+std::unique_ptr<Transport> make(const std::string& name, const Options& options) {
+  return builtin_registries().transports.create(name, {options});
+}
+
+/// Why NVIDIA's library cannot be used here; empty when it can.
+std::string no_library() {
+  try {
+    nccl_m2n::Library::load(library_path());
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+boost::test_tools::assertion_result has_library(utf::test_unit_id) {
+  static const std::string why = no_library();
+  boost::test_tools::assertion_result result(why.empty());
+  result.message() << why;
+  return result;
+}
+
+std::vector<std::string> run_threads(Rank count, const std::function<void(Group&)>& body) {
+  auto groups = make_thread_groups(count);
+  std::vector<std::string> failures(static_cast<std::size_t>(count));
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < groups.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        body(*groups[rank]);
+      } catch (const std::exception& error) {
+        failures[rank] = error.what();
+      }
+      groups[rank].reset();
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  return failures;
+}
+
+void none_failed(const std::vector<std::string>& failures) {
+  for (std::size_t rank = 0; rank < failures.size(); ++rank) {
+    BOOST_TEST(failures[rank].empty(), "rank " << rank << ": " << failures[rank]);
+  }
+}
+
+int choose_device(const Group& group) {
+  int devices = 0;
+  check(cudaGetDeviceCount(&devices), "count devices");
+  const int device = static_cast<int>(group.rank() % devices);
+  check(cudaSetDevice(device), "select the device");
+  return device;
+}
+
+/// Bytes of one rank in device memory, at any alignment; or left in host memory.
+class Lent {
+ public:
+  Lent(testing::PlacedMemory memory, bool on_device, int device, std::mt19937_64& random)
+      : memory_(std::move(memory)), on_device_(on_device) {
+    for (auto* side : {&memory_.source, &memory_.destination}) {
+      for (HostBytes& bytes : *side) {
+        LocalBuffer lent{bytes.data(), bytes.size(), MemorySpace::host, 0};
+        if (on_device && !bytes.empty()) {
+          const std::uint64_t shift = random() % 16;
+          device_.emplace_back(bytes.size() + shift);
+          lent = {device_.back().data() + shift, bytes.size(), MemorySpace::device, device};
+          check(cudaMemcpy(lent.data, bytes.data(), bytes.size(), cudaMemcpyHostToDevice),
+                "upload");
+        } else if (bytes.empty()) {
+          lent = {};
+        }
+        (side == &memory_.source ? buffers.source : buffers.destination).push_back(lent);
+      }
+    }
+    check(cudaDeviceSynchronize(), "upload");
+  }
+
+  const std::vector<HostBytes>& destination() {
+    for (std::size_t i = 0; on_device_ && i < buffers.destination.size(); ++i) {
+      HostBytes& bytes = memory_.destination[i];
+      if (!bytes.empty()) {
+        check(cudaMemcpy(bytes.data(), buffers.destination[i].data, bytes.size(),
+                         cudaMemcpyDeviceToHost),
+              "download");
+      }
+    }
+    return memory_.destination;
+  }
+
+  Buffers buffers;
+
+ private:
+  testing::PlacedMemory memory_;
+  bool on_device_;
+  std::vector<DeviceMemory> device_;
+};
+
+bool expressible(const Problem& problem) {
+  try {
+    for (std::uint32_t p = 0; p < problem.parameters().size(); ++p) {
+      nccl_m2n::express(problem, p, {});
+    }
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+struct Moved {
+  std::uint64_t cases = 0;
+  std::set<std::string> paths;
+};
+
+/// Moves random problems seed, seed + 1, ..., two rounds each, over one connection. Throws what is
+/// wrong.
+Moved move_random_problems(Group& group, const std::string& name, const Options& options,
+                           std::uint64_t seed, std::uint64_t cases, bool only_expressible) {
+  const Registries registries = builtin_registries();
+  std::vector<std::string> planners;
+  for (const auto& entry : registries.planners.entries()) {
+    planners.push_back(entry.first);
+  }
+  const int device = choose_device(group);
+  const auto transport = make(name, options);
+  transport->connect(group, soon());
+  Moved moved;
+  for (std::uint64_t i = 0; moved.cases < cases; ++i) {
+    const std::string where = name + ", case M2N_TEST_SEED=" + std::to_string(seed + i);
+    std::mt19937_64 random(seed + i);
+    testing::PlacedLimits limits;
+    limits.ranks = group.size();
+    limits.elements = i % 3 == 0 ? 20'000 : 160;
+    limits.casts = false;
+    limits.views = !only_expressible;
+    const testing::PlacedProblem placed = testing::placed_problem(random, limits);
+    if (only_expressible && !expressible(placed.problem)) {
+      continue;
+    }
+    const Plan plan = registries.planners.create(planners[i % planners.size()], {})
+                          ->plan(placed.problem, Topology::single_island(group.size()));
+    Lent lent(testing::placed_memory(placed, group.rank()), i % 4 != 1, device, random);
+    Program program = make_program(plan, placed.problem, group.rank());
+    program.world_size = group.size();
+    const auto session = transport->prepare(program, lent.buffers, soon());
+    for (std::uint64_t round = 1; round <= 2; ++round) {
+      session->start(round, soon());
+      for (const PeerTraffic& peer : session->wait(soon()).peers) {
+        moved.paths.insert(peer.path);
+      }
+    }
+    require(lent.destination() == testing::placed_expectation(placed, group.rank()),
+            where + ": bytes differ");
+    group.barrier("checked", soon());
+    ++moved.cases;
+  }
+  return moved;
+}
+
+// ------------------------------------------------------------------------ one tensor
+
+/// One tensor of i64 from rank 0 to all others.
+struct Simple {
+  Problem problem;
+  Plan plan;
+
+  static Simple make(Index elements, Rank ranks) {
+    const auto side = [&](Rank first, Rank count) {
+      return std::make_shared<const Layout>(
+          Layout::sharded({elements}, DType::i64, Mesh({count}, first), {Placement::replicate()}));
+    };
+    Problem problem =
+        Problem::make({{"w", {elements}, {side(0, 1), {"w"}}, {side(1, ranks - 1), {"w"}}, false}});
+    Plan plan = builtin_registries()
+                    .planners.create("direct", {})
+                    ->plan(problem, Topology::single_island(ranks));
+    return {std::move(problem), std::move(plan)};
+  }
+};
+
+/// Rounds with values that change. Throws when bytes differ.
+void simple_rounds(Group& group, const std::string& name, const Options& options, Index elements,
+                   int rounds) {
+  const Simple c = Simple::make(elements, group.size());
+  const int device = choose_device(group);
+  const auto transport = make(name, options);
+  transport->connect(group, soon());
+  const bool source = group.rank() == 0;
+  const auto bytes = static_cast<std::uint64_t>(elements) * 8;
+  DeviceMemory memory(bytes);
+  const LocalBuffer buffer{memory.data(), bytes, MemorySpace::device, device};
+  const auto session = transport->prepare(
+      make_program(c.plan, c.problem, group.rank()),
+      {{source ? buffer : LocalBuffer{}}, {source ? LocalBuffer{} : buffer}}, soon());
+  std::vector<std::int64_t> values(static_cast<std::size_t>(elements));
+  for (int round = 1; round <= rounds; ++round) {
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      values[i] = round * 1'000'003 + static_cast<std::int64_t>(i);
+    }
+    if (source) {
+      check(cudaMemcpy(memory.data(), values.data(), bytes, cudaMemcpyHostToDevice), "fill");
+    }
+    group.barrier("filled", soon());
+    session->start(static_cast<std::uint64_t>(round), soon());
+    session->wait(soon());
+    std::vector<std::int64_t> got(values.size());
+    check(cudaMemcpy(got.data(), memory.data(), bytes, cudaMemcpyDeviceToHost), "read");
+    require(got == values, "bytes of round " + std::to_string(round));
+    group.barrier("read", soon());
+  }
+}
+
+// ------------------------------------------------------------------------ bodies of processes
+
+std::string word(const std::string& text, std::size_t n) {
+  std::size_t begin = 0;
+  for (; n > 0; --n) {
+    begin = text.find(' ', begin) + 1;
+  }
+  return text.substr(begin, text.find(' ', begin) - begin);
+}
+
+/// "packed 7 40": method, seed, cases.
+void reference_body(Group& group, const std::string& argument) {
+  move_random_problems(group, "nccl_reference",
+                       {{"method", word(argument, 0)}, {"pack_bytes", "20000"}},
+                       std::stoull(word(argument, 1)), std::stoull(word(argument, 2)), false);
+}
+
+/// "7 40": seed, cases.
+void m2n_body(Group& group, const std::string& argument) {
+  const Moved moved =
+      move_random_problems(group, "nccl_m2n", m2n_options(), std::stoull(word(argument, 0)),
+                           std::stoull(word(argument, 1)), true);
+  for (const std::string& path : moved.paths) {
+    require(path != "not logged", "the library names its path");
+  }
+}
+
+/// Rank 1 is killed between rounds; rank 0 must be out by its deadline.
+void fault_body(Group& group, const std::string& argument) {
+  const std::string name = word(argument, 0);
+  const Options options =
+      name == "nccl_m2n" ? m2n_options() : Options{{"method", word(argument, 1)}};
+  const Simple c = Simple::make(1 << 20, group.size());
+  const int device = choose_device(group);
+  const auto transport = make(name, options);
+  transport->connect(group, soon());
+  const bool source = group.rank() == 0;
+  DeviceMemory memory(8 << 20);
+  const LocalBuffer buffer{memory.data(), 8 << 20, MemorySpace::device, device};
+  const auto session = transport->prepare(
+      make_program(c.plan, c.problem, group.rank()),
+      {{source ? buffer : LocalBuffer{}}, {source ? LocalBuffer{} : buffer}}, soon());
+  session->start(1, soon());
+  session->wait(soon());
+  group.barrier("first round", soon());
+  if (group.rank() == 1) {
+    kill(getpid(), SIGKILL);
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  std::string text;
+  try {
+    for (std::uint64_t round = 2; round < 1000; ++round) {  // what is sent early may be taken in
+      session->start(round, deadline_in(std::chrono::seconds(3)));
+      session->wait(deadline_in(std::chrono::seconds(3)));
+    }
+  } catch (const TransportError& error) {
+    text = error.what();
+    require(error.code() == Errc::timed_out || error.code() == Errc::peer_lost, text);
+  }
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  require(text.find("1") != std::string::npos, "rank 1 is named: " + text);
+  require(took < std::chrono::seconds(20), "out after " + std::to_string(took.count()) + " s");
+}
+
+// ------------------------------------------------------------------------ fixtures
+
+struct Start {
+  Start() {
+    testing::rank_bodies() = {
+        {"reference", reference_body}, {"m2n", m2n_body}, {"fault", fault_body}};
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);  // NOLINT(concurrency-mt-unsafe)
+    testing::run_if_rank();
+    int devices = 0;
+    const cudaError_t result = cudaGetDeviceCount(&devices);
+    if (result != cudaSuccess || devices < 2) {
+      std::cout << "skipped: needs two GPUs that map each other, found "
+                << (result == cudaSuccess ? std::to_string(devices)
+                                          : std::string(cudaGetErrorString(result)))
+                << std::endl;
+      std::_Exit(77);
+    }
+    std::cout << "NCCL " << library_version() << std::endl;
+  }
+};
+
+void ranks_succeed(Rank count, const std::string& body, const std::string& argument, bool apart) {
+  auto ranks = testing::start_ranks(count, body, argument, apart);
+  const auto ends = testing::wait_ranks(ranks, std::chrono::seconds(100));
+  for (std::size_t i = 0; i < ends.size(); ++i) {
+    BOOST_TEST(ends[i].status == 0, argument << ": rank " << i << " ended with " << ends[i].status
+                                             << ": " << ends[i].error);
+  }
+}
+
+void survivor_gets_out(const std::string& argument) {
+  auto ranks = testing::start_ranks(2, "fault", argument, false);
+  const auto ends = testing::wait_ranks(ranks, std::chrono::seconds(60));
+  BOOST_TEST(ends[1].status == -SIGKILL);
+  BOOST_TEST(ends[0].status == 0, argument << ": rank 0 ended with " << ends[0].status << " after "
+                                           << ends[0].seconds << " s: " << ends[0].error);
+}
+
+BOOST_TEST_GLOBAL_FIXTURE(Start);
+
+BOOST_AUTO_TEST_SUITE(transports)
+BOOST_AUTO_TEST_SUITE(nccl_rivals)
+
+BOOST_AUTO_TEST_CASE(random_problems_between_threads_arrive_by_every_method) {
+  const std::uint64_t seed = testing::test_seed();
+  for (const char* method : {"packed", "broadcast", "group", "calls"}) {
+    for (const char* unpack : {"each", "fused"}) {
+      none_failed(run_threads(2, [&](Group& group) {
+        move_random_problems(group, "nccl_reference",
+                             {{"method", method}, {"unpack", unpack}, {"pack_bytes", "20000"}},
+                             seed, 40, false);
+      }));
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(random_problems_between_processes_arrive_with_4_to_4_ranks) {
+  const std::string seed = std::to_string(testing::test_seed());
+  for (const char* method : {"packed", "broadcast", "group", "calls"}) {
+    ranks_succeed(8, "reference", std::string(method) + " " + seed + " 15", true);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(every_method_moves_the_values_of_now) {
+  for (const char* method : {"packed", "broadcast", "group", "calls"}) {
+    none_failed(run_threads(2, [&](Group& group) {
+      simple_rounds(group, "nccl_reference", {{"method", method}}, 20'000'003, 3);
+    }));
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_killed_rank_lets_the_other_out_by_its_deadline) {
+  for (const char* method : {"packed", "broadcast", "group", "calls"}) {
+    survivor_gets_out(std::string("nccl_reference ") + method);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(an_nccl_that_is_too_old_is_refused_with_both_versions) {
+  if (library_version() >= nccl_m2n::kOldestNccl) {
+    BOOST_TEST_MESSAGE("NCCL is new enough here");
+    return;
+  }
+  for (const std::string& text : run_threads(
+           2, [&](Group& group) { make("nccl_m2n", m2n_options())->connect(group, soon()); })) {
+    BOOST_TEST(text.find("this process runs NCCL 2.") != std::string::npos, text);
+    BOOST_TEST(text.find("needs 2.30.5 or newer") != std::string::npos, text);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(nvidias_library_moves_what_it_can_express_between_threads,
+                     *utf::precondition(has_library)) {
+  const std::uint64_t seed = testing::test_seed();
+  none_failed(run_threads(2, [&](Group& group) {
+    const Moved moved = move_random_problems(group, "nccl_m2n", m2n_options(), seed, 40, true);
+    for (const std::string& path : moved.paths) {
+      std::cout << "path of rank " + std::to_string(group.rank()) + ": " + path + "\n";
+      require(path != "not logged", "the library names its path");
+    }
+  }));
+}
+
+BOOST_AUTO_TEST_CASE(nvidias_library_moves_what_it_can_express_between_processes,
+                     *utf::precondition(has_library)) {
+  ranks_succeed(2, "m2n", std::to_string(testing::test_seed()) + " 30", false);
+}
+
+BOOST_AUTO_TEST_CASE(nvidias_library_moves_the_values_of_now_with_every_setting,
+                     *utf::precondition(has_library)) {
+  for (const Options& options : {Options{}, Options{{"internal_streams", "off"}},
+                                 Options{{"staging", "268435456:2"}}, Options{{"ctas", "4"}}}) {
+    none_failed(run_threads(2, [&](Group& group) {
+      simple_rounds(group, "nccl_m2n", m2n_options(options), 20'000'003, 3);
+    }));
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_tensor_beyond_the_staging_is_refused_before_a_byte_moves,
+                     *utf::precondition(has_library)) {
+  for (const std::string& text : run_threads(2, [&](Group& group) {
+         simple_rounds(group, "nccl_m2n", m2n_options({{"staging", "1048576:2"}}), 1 << 20, 1);
+       })) {
+    BOOST_TEST(text.find("option staging=BYTES:SLOTS") != std::string::npos, text);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_killed_rank_lets_nvidias_library_out_by_its_deadline,
+                     *utf::precondition(has_library)) {
+  survivor_gets_out("nccl_m2n -");
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+BOOST_AUTO_TEST_SUITE_END()
+
+}  // namespace
+}  // namespace m2n::nccl
