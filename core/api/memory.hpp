@@ -4,12 +4,14 @@
 
 /// @file
 /// What weights need of the memory that they live in, besides being moved: to be allocated, filled,
-/// looked at and digested there. Host memory is built in; the house that knows a device adds its.
+/// looked at, digested and copied there. Host memory is built in; the house that knows a device
+/// adds its.
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "core/api/buffers.hpp"
@@ -50,13 +52,19 @@ class Memory {
   virtual std::string_view name() const noexcept = 0;
   /// 1 for host memory.
   virtual int device_count() const = 0;
+  /// For the record of a measurement: "NVIDIA H200, driver 12.8, CUDA 12.8".
+  virtual std::string description(int device) const = 0;
 
   /// @param device  CUDA ordinal; of no meaning for host memory.
   virtual std::unique_ptr<Arena> reserve(std::uint64_t bytes, int device) const = 0;
+  /// What reserve() could still give, about; UINT64_MAX where nobody knows.
+  virtual std::uint64_t free_bytes(int device) const = 0;
 
   virtual void write(const LocalBuffer& to, std::span<const std::byte> from) const = 0;
   virtual void read(const LocalBuffer& from, std::span<std::byte> to) const = 0;
   virtual void zero(const LocalBuffer& buffer) const = 0;
+  /// As many bytes as @p from has, as fast as one plain copy goes: on devices by a copy engine.
+  virtual void copy(const LocalBuffer& from, const LocalBuffer& to) const = 0;
 
   /// fill_synthetic() and digest_of_box() of core/tensor/digest.hpp; the element at box.lo is the
   /// first of the buffer.

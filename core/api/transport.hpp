@@ -67,6 +67,9 @@ class Session {
   virtual RoundReport wait(Deadline deadline) = 0;
   /// Makes start() and wait() of every rank that shares this session's round fail soon.
   virtual void abort() noexcept = 0;
+  /// Memory that this rank keeps for the session beside its buffers: staging, scratch, lists.
+  /// Nothing where nobody counts.
+  virtual std::optional<std::uint64_t> extra_bytes() const { return {}; }
 };
 
 /// Moves regions between the ranks of one group.
@@ -87,6 +90,9 @@ class Transport {
 
   /// Registry name, e.g. "loopback". Stable: it is written into dumps.
   virtual std::string_view name() const noexcept = 0;
+  /// False where a round only tells how long it would take: RoundReport::seconds is then all that
+  /// there is, and destination memory keeps what it held.
+  virtual bool moves_bytes() const noexcept { return true; }
 
   /// Sets up links to every peer. @param group  Must outlive the transport and its sessions.
   virtual void connect(Group& group, Deadline deadline) = 0;

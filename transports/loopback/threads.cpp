@@ -67,9 +67,10 @@ class ThreadSession final : public Session {
   /// @param shared    With the tasks and links of all ranks.
   /// @param received  The times of the pairs in which this rank receives.
   ThreadSession(std::shared_ptr<SharedRound> shared, const Program& program,
-                std::vector<PairRounds*> received)
+                std::vector<PairRounds*> received, std::uint64_t extra_bytes)
       : shared_(std::move(shared)),
         rank_(program.rank),
+        extra_bytes_(extra_bytes),
         report_(expected_report(program, "memory")),
         times_(report_.peers.size()),
         received_(std::move(received)) {
@@ -130,6 +131,7 @@ class ThreadSession final : public Session {
   }
 
   void abort() noexcept override { shared_->abort(); }
+  std::optional<std::uint64_t> extra_bytes() const override { return extra_bytes_; }
 
  private:
   /// When each peer's bytes moved, either way.
@@ -148,6 +150,7 @@ class ThreadSession final : public Session {
 
   std::shared_ptr<SharedRound> shared_;
   Rank rank_;
+  std::uint64_t extra_bytes_;
   std::uint64_t step_ = 0;
   std::size_t slot_ = 0;
   bool running_ = false;
@@ -237,9 +240,11 @@ std::unique_ptr<Session> prepare_in_threads(Group& group, const Program& program
       bytes += region.bytes;
     }
   }
+  std::uint64_t extra_bytes = program.scratch_bytes;
   {
     const std::lock_guard lock(shared->filling);
     for (std::size_t stage = 0; stage < tasks.size(); ++stage) {
+      extra_bytes += tasks[stage].size() * sizeof(Task);
       auto& all = shared->stages[stage].tasks;
       all.insert(all.end(), tasks[stage].begin(), tasks[stage].end());
     }
@@ -250,7 +255,7 @@ std::unique_ptr<Session> prepare_in_threads(Group& group, const Program& program
   for (const auto& [peer, times] : pairs) {
     received.push_back(times);
   }
-  return std::make_unique<ThreadSession>(shared, program, std::move(received));
+  return std::make_unique<ThreadSession>(shared, program, std::move(received), extra_bytes);
 }
 
 }  // namespace m2n::loopback

@@ -38,8 +38,30 @@ class CudaMemory final : public Memory {
     return count;
   }
 
+  std::string description(int device) const override {
+    cudaDeviceProp properties{};
+    check(cudaGetDeviceProperties(&properties, device), "ask for a device's name");
+    int driver = 0;
+    int runtime = 0;
+    check(cudaDriverGetVersion(&driver), "ask for the driver's version");
+    check(cudaRuntimeGetVersion(&runtime), "ask for CUDA's version");
+    const auto dotted = [](int version) {
+      return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+    };
+    return std::string(properties.name) + ", driver " + dotted(driver) + ", CUDA " +
+           dotted(runtime);
+  }
+
   std::unique_ptr<Arena> reserve(std::uint64_t bytes, int device) const override {
     return std::make_unique<CudaArena>(device, bytes);
+  }
+
+  std::uint64_t free_bytes(int device) const override {
+    const DeviceGuard guard(device);
+    std::size_t free = 0;
+    std::size_t total = 0;
+    check(cudaMemGetInfo(&free, &total), "ask for free device memory");
+    return free;
   }
 
   void write(const LocalBuffer& to, std::span<const std::byte> from) const override {
@@ -72,6 +94,26 @@ class CudaMemory final : public Memory {
     }
     check(cudaMemset(buffer.data, 0, buffer.bytes), "zero device memory");
     check(cudaDeviceSynchronize(), "zero device memory");
+  }
+
+  void copy(const LocalBuffer& from, const LocalBuffer& to) const override {
+    expects(from.bytes <= to.bytes, "bytes that fit the buffer");
+    if (from.device != to.device) {
+      const DeviceGuard guard(to.device);
+      check(cudaDeviceSynchronize(), "copy device memory");
+    }
+    const DeviceGuard guard(from.device);
+    if (from.device != to.device) {
+      // Without it the driver copies in steps, through the host; a device that cannot stays so.
+      (void)cudaDeviceEnablePeerAccess(to.device, 0);
+      (void)cudaGetLastError();
+    }
+    check(cudaDeviceSynchronize(), "copy device memory");
+    if (from.bytes > 0) {
+      check(cudaMemcpyAsync(to.data, from.data, from.bytes, cudaMemcpyDeviceToDevice),
+            "copy device memory");
+    }
+    check(cudaDeviceSynchronize(), "copy device memory");
   }
 
   void fill_synthetic(const Shape& shape, const Box& box, DType dtype, std::uint64_t seed,

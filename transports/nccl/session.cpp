@@ -151,6 +151,8 @@ class NcclSession final : public Session {
     device_round_->abort(queue_->side());
   }
 
+  std::optional<std::uint64_t> extra_bytes() const override { return figures_.device_bytes; }
+
   SessionFigures figures() const { return figures_; }
 
  private:

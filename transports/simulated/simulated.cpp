@@ -163,6 +163,7 @@ class SimulatedTransport final : public Transport {
   explicit SimulatedTransport(std::string topology_file)
       : topology_file_(std::move(topology_file)) {}
   std::string_view name() const noexcept override { return "simulated"; }
+  bool moves_bytes() const noexcept override { return false; }
 
   void connect(Group& group, Deadline deadline) override {
     group_ = &group;
