@@ -1,15 +1,15 @@
 // SPDX-FileCopyrightText: The m2n authors
 // SPDX-License-Identifier: Apache-2.0
 #include "core/engine/local_job.hpp"
-#include "core/engine/elapsed.hpp"
 
 #include <algorithm>
 #include <exception>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
 
+#include "core/engine/elapsed.hpp"
+#include "core/engine/first_error.hpp"
 #include "core/error.hpp"
 #include "core/rendezvous/thread_group.hpp"
 
@@ -17,43 +17,6 @@ namespace m2n {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-/// Errors of all ranks. The one that tells the cause is kept: a rank that merely saw another one
-/// leave comes after the rank that left.
-class FirstError {
- public:
-  void set(Rank rank, const std::exception_ptr& error) {
-    const std::lock_guard lock(mutex_);
-    const bool consequence = is_consequence(error);
-    if (!error_ || (consequence_ && !consequence)) {
-      error_ = error;
-      consequence_ = consequence;
-      rank_ = rank;
-    }
-  }
-
-  void rethrow() const {
-    if (error_) {
-      std::rethrow_exception(error_);
-    }
-  }
-
- private:
-  static bool is_consequence(const std::exception_ptr& error) {
-    try {
-      std::rethrow_exception(error);
-    } catch (const Error& known) {
-      return known.code() == Errc::peer_lost || known.code() == Errc::timed_out;
-    } catch (...) {
-      return false;
-    }
-  }
-
-  std::mutex mutex_;
-  std::exception_ptr error_;
-  bool consequence_ = false;
-  Rank rank_ = 0;
-};
 
 class RankRun {
  public:
@@ -178,7 +141,7 @@ LocalJobReport run_local_job(const Problem& problem, const Plan& plan,
                                             *groups[i], began);
         runs[i]->run();
       } catch (...) {
-        first_error.set(groups[i]->rank(), std::current_exception());
+        first_error.set(std::current_exception());
         groups[i].reset();  // the others learn that this rank has left
       }
     });
