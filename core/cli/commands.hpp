@@ -14,6 +14,7 @@ using Arguments = std::vector<std::string>;
 
 int run_command(const Arguments& arguments);
 int simulate_command(const Arguments& arguments);
+int bench_command(const Arguments& arguments);
 int layout_command(const Arguments& arguments);
 int plan_command(const Arguments& arguments);
 int trainer_command(const Arguments& arguments);

@@ -65,23 +65,26 @@ DumpOptions options_of(const Experiment& experiment) {
 
 }  // namespace
 
+std::map<std::string, std::string> run_facts(const Experiment& experiment) {
+  return {{"m2n_version", M2N_VERSION},
+          {"created_utc", now_utc()},
+          {"environment", environment_json()},
+          {"config", experiment.file.empty() ? std::string() : read_text_file(experiment.file)},
+          {"command_line", experiment.command_line}};
+}
+
 Dump::Dump(const Job& job, const Plan& plan)
     : job_(job), options_(options_of(job.experiment())), writer_(job.experiment().dump, options_) {
   const Experiment& experiment = job.experiment();
-  writer_.experiment(
-      {{"m2n_version", M2N_VERSION},
-       {"created_utc", now_utc()},
-       {"environment", environment_json()},
-       {"config", experiment.file.empty() ? std::string() : read_text_file(experiment.file)},
-       {"command_line", experiment.command_line},
-       {"planner", plan.planner},
-       {"planner_options", options_text(experiment.planner_options)},
-       {"transport", experiment.transport},
-       {"transport_options", options_text(experiment.transport_options)},
-       {"topology", job.topology().canonical_json()},
-       {"source", experiment.source_kind},
-       {"sink", experiment.sink_kind},
-       {"values", std::string(job.values().name())}});
+  writer_.experiment(run_facts(experiment));
+  writer_.experiment({{"planner", plan.planner},
+                      {"planner_options", options_text(experiment.planner_options)},
+                      {"transport", experiment.transport},
+                      {"transport_options", options_text(experiment.transport_options)},
+                      {"topology", job.topology().canonical_json()},
+                      {"source", experiment.source_kind},
+                      {"sink", experiment.sink_kind},
+                      {"values", std::string(job.values().name())}});
   writer_.problem(job.problem());
   writer_.plan(plan, job.problem());
 }

@@ -15,6 +15,10 @@
 
 namespace m2n::cli {
 
+/// Of every dump: version, time, command line, the experiment's file, and the variables by which
+/// libraries decide how bytes move, as JSON ("environment").
+std::map<std::string, std::string> run_facts(const Experiment& experiment);
+
 class Dump {
  public:
   /// Opens the experiment's dump file and writes what is known before a run.

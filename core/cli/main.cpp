@@ -13,6 +13,7 @@
 #include <sstream>
 #include <string_view>
 
+#include "core/cli/bench_options.hpp"
 #include "core/cli/commands.hpp"
 #include "core/cli/experiment.hpp"
 #include "core/error.hpp"
@@ -36,6 +37,11 @@ constexpr std::array kCommands = {
     Command{"simulate", "[EXPERIMENT] [--problem FILE] [--topology FILE] [FLAGS]",
             "the plan on a described cluster: how long, and which port decides", simulate_command,
             true},
+    Command{"bench",
+            "[EXPERIMENT] [--workload W,...] [--planner P,...] [--transport T,...] [FLAGS]",
+            "planners, transports and workloads side by side on the same buffers: verified, then "
+            "timed",
+            bench_command, true},
     Command{"layout", "FILE [FLAGS]",
             "who holds what of an experiment or problem file: one JSON line a parameter, side and "
             "rank",
@@ -86,6 +92,9 @@ std::string help(const Command& command) {
   std::ostringstream out;
   out << "usage: m2n " << command.name << ' ' << command.arguments << "\n  " << command.summary
       << "\n\n";
+  if (command.run == bench_command) {
+    out << bench_flags() << '\n';
+  }
   if (command.experiment_keys) {
     Experiment defaults;
     out << experiment_flags(defaults)

@@ -17,6 +17,7 @@ std::string Table::text() const {
   for (const auto& row : rows_) {
     widths.resize(std::max(widths.size(), row.size()), 0);
     right.resize(widths.size(), !facts_);
+    right[0] = false;
     for (std::size_t c = 0; c < row.size(); ++c) {
       widths[c] = std::max(widths[c], row[c].size());
       if (&row != &rows_.front() && !row[c].empty() && row[c] != "-") {

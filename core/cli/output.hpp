@@ -15,7 +15,8 @@
 namespace m2n::cli {
 
 /// Text columns. The first row is the header. A column of numbers (cells that start with a digit)
-/// lines up right, unless the table is a list of facts.
+/// lines up right, but for the first column, which names its row, and unless the table is a list of
+/// facts.
 class Table {
  public:
   explicit Table(std::vector<std::string> header, bool facts = false) : facts_(facts) {
