@@ -24,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::hours kBesides{1};
 
 /// What all ranks of a cell share.
-struct Shared {
+struct CellWorld {
   const std::vector<Program>& programs;
   const WorldBuffers& buffers;
   const std::function<std::unique_ptr<Transport>()>& make;
@@ -35,7 +35,7 @@ struct Shared {
 
 class CellRank {
  public:
-  CellRank(Shared& shared, Group& group) : shared_(shared), group_(group) {}
+  CellRank(CellWorld& shared, Group& group) : shared_(shared), group_(group) {}
 
   void run() {
     report("poisoning");
@@ -142,7 +142,7 @@ class CellRank {
                : 0;
   }
 
-  Shared& shared_;
+  CellWorld& shared_;
   Group& group_;
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<Session> session_;
@@ -150,7 +150,7 @@ class CellRank {
 };
 
 /// Turns what went wrong into a status and a sentence.
-void judge(const std::exception_ptr& error, bool set_up, CellReport& report) {
+void judge_cell(const std::exception_ptr& error, bool set_up, CellReport& report) {
   try {
     std::rethrow_exception(error);
   } catch (const Error& known) {
@@ -164,8 +164,8 @@ void judge(const std::exception_ptr& error, bool set_up, CellReport& report) {
   }
 }
 
-void summarize(const std::vector<std::unique_ptr<CellRank>>& ranks, const CellOptions& options,
-               CellReport& report) {
+void add_figures(const std::vector<std::unique_ptr<CellRank>>& ranks, const CellOptions& options,
+                 CellReport& report) {
   report.round_seconds.assign(options.rounds, 0);
   for (const auto& rank : ranks) {
     report.rank_seconds.push_back(rank->seconds);
@@ -212,7 +212,7 @@ CellReport run_cell(const std::vector<Program>& programs, const WorldBuffers& bu
       free_before.try_emplace(device, buffers.memory().free_bytes(device));
     }
   }
-  Shared shared{programs, buffers, make, options, StartLine(world)};
+  CellWorld shared{programs, buffers, make, options, StartLine(world)};
   std::vector<std::unique_ptr<Group>> groups = make_thread_groups(world);
   std::vector<std::unique_ptr<CellRank>> ranks;
   for (const auto& group : groups) {
@@ -243,7 +243,7 @@ CellReport run_cell(const std::vector<Program>& programs, const WorldBuffers& bu
     report.prepare_seconds = std::max(report.prepare_seconds, rank->prepare_seconds);
   }
   if (first_error.get()) {
-    judge(first_error.get(), shared.set_up, report);
+    judge_cell(first_error.get(), shared.set_up, report);
     return report;
   }
   const auto liar = std::find_if(ranks.begin(), ranks.end(),
@@ -254,7 +254,7 @@ CellReport run_cell(const std::vector<Program>& programs, const WorldBuffers& bu
     return report;
   }
   report.verified = ranks.front()->verified;
-  summarize(ranks, options, report);
+  add_figures(ranks, options, report);
   for (Rank rank = 0; rank < world; ++rank) {
     const auto before = free_before.find(buffers.device_of(rank));
     if (before != free_before.end()) {
