@@ -3,7 +3,6 @@
 #include "core/api/memory.hpp"
 
 #include <algorithm>
-#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>

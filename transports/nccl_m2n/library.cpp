@@ -24,8 +24,6 @@
 namespace m2n::nccl_m2n {
 namespace {
 
-constexpr const char* kWho = "transport 'nccl_m2n'";
-
 std::string version_text(int version) {
   return std::to_string(version / 10'000) + "." + std::to_string(version / 100 % 100) + "." +
          std::to_string(version % 100);

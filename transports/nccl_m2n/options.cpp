@@ -13,8 +13,6 @@
 namespace m2n::nccl_m2n {
 namespace {
 
-constexpr std::string_view kWho = "transport 'nccl_m2n'";
-
 [[noreturn]] void refuse(const std::string& key, const std::string& text,
                          const std::string& right) {
   throw Error(Errc::usage, std::string(kWho) + ": " + key + " '" + text + "', expected " + right);

@@ -14,6 +14,9 @@
 
 namespace m2n::nccl_m2n {
 
+/// In front of messages.
+inline constexpr const char* kWho = "transport 'nccl_m2n'";
+
 /// A plain value. Keys of the options are the member names. What is empty or 0 stays as the library
 /// has it, or as its variables in the environment say.
 struct M2nOptions {

@@ -26,8 +26,6 @@ namespace {
 using nccl::check;
 using nccl::DeviceGuard;
 
-constexpr const char* kWho = "transport 'nccl_m2n'";
-
 std::uint64_t free_device_bytes() {
   std::size_t free = 0;
   std::size_t total = 0;

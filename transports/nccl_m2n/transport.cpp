@@ -17,15 +17,10 @@
 namespace m2n {
 namespace {
 
-using nccl_m2n::Connection;
-using nccl_m2n::M2nOptions;
-
-constexpr const char* kWho = "transport 'nccl_m2n'";
-
 class M2nTransport final : public Transport {
  public:
-  M2nTransport(const M2nOptions& options, int max_cta)
-      : connection_(std::make_shared<Connection>()), max_cta_(max_cta) {
+  M2nTransport(const nccl_m2n::M2nOptions& options, int max_cta)
+      : connection_(std::make_shared<nccl_m2n::Connection>()), max_cta_(max_cta) {
     connection_->options = options;
   }
 
@@ -34,7 +29,7 @@ class M2nTransport final : public Transport {
   void connect(Group& group, Deadline deadline) override {
     agree(group, "nccl_m2n connect", error_of([&] {
             connection_->device =
-                nccl::pick_device(kWho, group.rank(), connection_->options.device);
+                nccl::pick_device(nccl_m2n::kWho, group.rank(), connection_->options.device);
             connection_->library = nccl_m2n::Library::load(connection_->options.library);
           }),
           deadline);
@@ -45,8 +40,8 @@ class M2nTransport final : public Transport {
                                         [&](const std::string& host) { return host == hosts[0]; });
     connection_->group = &group;
     connection_->thread = std::make_shared<nccl::CallThread>(connection_->device);
-    connection_->comm = std::make_shared<nccl::PlainCommunicator>(kWho, group, connection_->thread,
-                                                                  max_cta_, deadline);
+    connection_->comm = std::make_shared<nccl::PlainCommunicator>(
+        nccl_m2n::kWho, group, connection_->thread, max_cta_, deadline);
   }
 
   std::unique_ptr<Session> prepare(const Program& program, const Buffers& buffers,
@@ -57,7 +52,7 @@ class M2nTransport final : public Transport {
   }
 
  private:
-  std::shared_ptr<Connection> connection_;
+  std::shared_ptr<nccl_m2n::Connection> connection_;
   int max_cta_ = 0;
 };
 
@@ -67,7 +62,7 @@ void add_transport_nccl_m2n(Registries& registries) {
   registries.transports.add(
       "nccl_m2n", "NVIDIA's reshard library, to compare with; needs libnccl_m2n.so and NCCL 2.30.5",
       [](const TransportContext& context) {
-        M2nOptions options = M2nOptions::parse(context.options);
+        nccl_m2n::M2nOptions options = nccl_m2n::M2nOptions::parse(context.options);
         const int max_cta = context.max_cta.value_or(0);
         if (max_cta > 0 && options.ctas == 0) {
           options.ctas = static_cast<std::uint64_t>(max_cta);

@@ -13,10 +13,6 @@
 namespace m2n::nccl_reference {
 namespace {
 
-constexpr std::uint64_t kAlign = 256;
-
-std::uint64_t aligned(std::uint64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
-
 /// True when the box, row-major, is one run of the tensor, row-major.
 bool is_run(const Shape& shape, const Box& box) {
   bool partial = false;  // a dimension outside has more than one index

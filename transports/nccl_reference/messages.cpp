@@ -14,8 +14,6 @@
 namespace m2n::nccl_reference {
 namespace {
 
-constexpr std::uint64_t kAlign = 256;
-
 Place place_of(const Endpoint& end) {
   switch (end.role) {
     case Role::source:
@@ -111,7 +109,7 @@ class Messages {
         if (!is_run_of(r.copy.extents, r.copy.source_strides)) {
           step.pack.push_back({packed_at_destination(r.copy), at, {Area::outgoing, 0, outgoing}});
           at = step.pack.back().to;
-          outgoing += (r.bytes + kAlign - 1) / kAlign * kAlign;
+          outgoing += aligned(r.bytes);
         }
         step.sends.push_back({r.to.rank, at, r.bytes});
       } else {
@@ -119,7 +117,7 @@ class Messages {
         if (!is_run_of(r.copy.extents, r.copy.destination_strides)) {
           step.unpack.push_back({packed_at_source(r.copy), {Area::incoming, 0, incoming}, at});
           at = step.unpack.back().from;
-          incoming += (r.bytes + kAlign - 1) / kAlign * kAlign;
+          incoming += aligned(r.bytes);
         }
         step.receives.push_back({r.from.rank, at, r.bytes});
       }

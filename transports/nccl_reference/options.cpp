@@ -9,8 +9,6 @@
 namespace m2n::nccl_reference {
 namespace {
 
-constexpr std::string_view kWho = "transport 'nccl_reference'";
-
 [[noreturn]] void refuse(const std::string& key, const std::string& text,
                          const std::string& right) {
   throw Error(Errc::usage, std::string(kWho) + ": " + key + " '" + text + "', expected " + right);

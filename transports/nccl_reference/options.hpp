@@ -12,6 +12,9 @@
 
 namespace m2n::nccl_reference {
 
+/// In front of messages.
+inline constexpr const char* kWho = "transport 'nccl_reference'";
+
 /// How the bytes travel.
 enum class Method : std::uint8_t {
   packed,     ///< Gathered on one rank, packed, broadcast, unpacked by every worker.

@@ -16,6 +16,12 @@
 
 namespace m2n::nccl_reference {
 
+/// Of what lies in packs and staging memory.
+constexpr std::uint64_t kAlign = 256;
+constexpr std::uint64_t aligned(std::uint64_t bytes) {
+  return (bytes + kAlign - 1) / kAlign * kAlign;
+}
+
 /// Memory that a step touches. A slot area has two slots, used by turns of the steps.
 enum class Area : std::uint8_t {
   source,       ///< A buffer of the rank as a source.

@@ -22,10 +22,6 @@ namespace {
 using nccl::check;
 using nccl::DeviceGuard;
 
-constexpr std::uint64_t kAlign = 256;
-
-std::uint64_t aligned(std::uint64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
-
 /// Memory that NCCL knows, for as long as this lives.
 class Registrations {
  public:

@@ -13,15 +13,10 @@
 namespace m2n {
 namespace {
 
-using nccl_reference::Connection;
-using nccl_reference::ReferenceOptions;
-
-constexpr const char* kWho = "transport 'nccl_reference'";
-
 class ReferenceTransport final : public Transport {
  public:
-  ReferenceTransport(const ReferenceOptions& options, int max_cta)
-      : connection_(std::make_shared<Connection>()), max_cta_(max_cta) {
+  ReferenceTransport(const nccl_reference::ReferenceOptions& options, int max_cta)
+      : connection_(std::make_shared<nccl_reference::Connection>()), max_cta_(max_cta) {
     connection_->options = options;
   }
 
@@ -30,14 +25,14 @@ class ReferenceTransport final : public Transport {
   void connect(Group& group, Deadline deadline) override {
     agree(group, "nccl_reference connect", error_of([&] {
             connection_->device =
-                nccl::pick_device(kWho, group.rank(), connection_->options.device);
+                nccl::pick_device(nccl_reference::kWho, group.rank(), connection_->options.device);
           }),
           deadline);
     const nccl::DeviceGuard guard(connection_->device);
     connection_->group = &group;
     connection_->thread = std::make_shared<nccl::CallThread>(connection_->device);
-    connection_->comm = std::make_unique<nccl::PlainCommunicator>(kWho, group, connection_->thread,
-                                                                  max_cta_, deadline);
+    connection_->comm = std::make_unique<nccl::PlainCommunicator>(
+        nccl_reference::kWho, group, connection_->thread, max_cta_, deadline);
   }
 
   std::unique_ptr<Session> prepare(const Program& program, const Buffers& buffers,
@@ -48,7 +43,7 @@ class ReferenceTransport final : public Transport {
   }
 
  private:
-  std::shared_ptr<Connection> connection_;
+  std::shared_ptr<nccl_reference::Connection> connection_;
   int max_cta_ = 0;
 };
 
@@ -59,8 +54,8 @@ void add_transport_nccl_reference(Registries& registries) {
       "nccl_reference",
       "as trainers do today, to compare with: packed broadcast, broadcast, sends and receives",
       [](const TransportContext& context) {
-        return std::make_unique<ReferenceTransport>(ReferenceOptions::parse(context.options),
-                                                    context.max_cta.value_or(0));
+        return std::make_unique<ReferenceTransport>(
+            nccl_reference::ReferenceOptions::parse(context.options), context.max_cta.value_or(0));
       });
 }
 
