@@ -4,6 +4,8 @@
 /// @file
 /// What the program does with a dump once it is there: replay, diff, export, and reading it back.
 
+#include <hdf5.h>
+
 #include <algorithm>
 #include <boost/json.hpp>
 #include <boost/test/data/monomorphic.hpp>
@@ -54,6 +56,21 @@ void run(const TemporaryFolder& folder, const std::string& file,
   words.insert(words.end(), more.begin(), more.end());
   const Outcome outcome = m2n(folder, words);
   BOOST_TEST_REQUIRE(outcome.status == 0, outcome.err);
+}
+
+/// A column of numbers, without m2n's reader.
+std::vector<double> column(const std::filesystem::path& file, const char* name) {
+  const hid_t opened = H5Fopen(file.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT);
+  const hid_t dataset = H5Dopen2(opened, name, H5P_DEFAULT);
+  BOOST_TEST_REQUIRE(dataset >= 0);
+  const hid_t space = H5Dget_space(dataset);
+  std::vector<double> values(static_cast<std::size_t>(H5Sget_simple_extent_npoints(space)));
+  BOOST_TEST(H5Dread(dataset, H5T_NATIVE_DOUBLE, H5S_ALL, H5S_ALL, H5P_DEFAULT, values.data()) >=
+             0);
+  H5Sclose(space);
+  H5Dclose(dataset);
+  H5Fclose(opened);
+  return values;
 }
 
 /// Those that move bytes, whether or not this machine can run them.
@@ -395,6 +412,23 @@ BOOST_AUTO_TEST_CASE(a_damaged_shard_stops_a_replay_and_is_named) {
   BOOST_TEST(outcome.err.find("/w' of '") != std::string::npos, outcome.err);
   BOOST_TEST(outcome.err.find(part) != std::string::npos, outcome.err);
   BOOST_TEST(outcome.err.find("is damaged") != std::string::npos, outcome.err);
+}
+
+/// Four relay ranks pass on what two rounds bring; each pair's row says when.
+BOOST_AUTO_TEST_CASE(a_dump_tells_when_each_peers_bytes_moved) {
+  const TemporaryFolder folder;
+  run(folder, "a.h5", {"--rounds", "2"});
+  const std::filesystem::path file = folder.path() / "a.h5";
+  const std::vector<double> seconds = column(file, "/rounds/seconds");
+  const std::vector<double> start = column(file, "/rounds/peers/start");
+  const std::vector<double> end = column(file, "/rounds/peers/end");
+  BOOST_TEST_REQUIRE(!start.empty());
+  const double longest = *std::max_element(seconds.begin(), seconds.end());
+  for (std::size_t row = 0; row < start.size(); ++row) {
+    BOOST_TEST(start[row] >= 0);  // false for NaN
+    BOOST_TEST(start[row] <= end[row]);
+    BOOST_TEST(end[row] <= longest);
+  }
 }
 
 BOOST_AUTO_TEST_SUITE_END()
