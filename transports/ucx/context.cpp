@@ -4,11 +4,16 @@
 
 #include <ucs/debug/debug.h>
 
+#include <algorithm>
+#include <array>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <mutex>
 #include <sstream>
+#include <string_view>
+#include <system_error>
 
 namespace m2n::ucx {
 namespace {
@@ -51,6 +56,24 @@ std::string value_of(const std::string& config, const std::string& name) {
 void set(ucp_config_t* config, const char* name, const std::string& value) {
   check(ucp_config_modify(config, name, value.c_str()),
         "set UCX_" + std::string(name) + "=" + value);
+}
+
+/// Whether TCP is all that can leave this machine.
+bool only_tcp(const std::string& tls) {
+  std::error_code none;
+  if (std::filesystem::directory_iterator("/sys/class/infiniband", none) ==
+      std::filesystem::directory_iterator()) {
+    return true;
+  }
+  constexpr std::array<std::string_view, 9> kOthers = {"tcp",   "self", "sm",  "shm",  "mm",
+                                                       "posix", "sysv", "cma", "xpmem"};
+  std::istringstream words(tls);
+  for (std::string word; std::getline(words, word, ',');) {
+    if (std::find(kOthers.begin(), kOthers.end(), word) == kOthers.end()) {
+      return false;
+    }
+  }
+  return true;
 }
 
 bool names_shared_memory(const std::string& tls) {
@@ -108,6 +131,12 @@ Context::Context(const UcxOptions& options) {
     if (handles_errors_on_direct_lanes()) {
       set(config, "MAX_RMA_RAILS", rails);
     }
+  }
+  if (const std::string given = print(config);
+      value_of(given, "UCX_ZCOPY_THRESH") == "auto" && only_tcp(value_of(given, "UCX_TLS"))) {
+    // Over TCP UCX 1.13 ends the process (comp->count > 0) when a peer is lost that data is on its
+    // way to without a copy.
+    set(config, "ZCOPY_THRESH", "inf");
   }
   set(config, "KEEPALIVE_INTERVAL", std::to_string(options.keepalive.count()) + "ms");
 
