@@ -5,10 +5,14 @@
 /// Each sentence of core/api/transport.hpp, for every transport that moves bytes, between threads
 /// and between processes.
 
+#include <sys/mman.h>
+
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
 #include <chrono>
+#include <cmath>
+#include <new>
 #include <thread>
 
 #include "core/api/builtin.hpp"
@@ -138,6 +142,125 @@ BOOST_DATA_TEST_CASE(reports_count_bytes_by_peer_once, bdata::make(kSubjects), s
     require(received == expected_received[rank], "received " + std::to_string(received));
     require(report.copied_bytes == expected_copied[rank], "copied");
     require(report.seconds > 0, "seconds");
+  }));
+}
+
+/// Rank 0 comes late to the second round: whoever measures sees that its bytes moved after that.
+BOOST_DATA_TEST_CASE(a_report_tells_when_the_bytes_of_each_peer_moved, bdata::make(kSubjects),
+                     subject) {
+  constexpr milliseconds kLate{60};
+  const Case c = Case::make(100'000);
+  none_failed(testing::run_ranks(subject.world, 3, [&](Group& group) {
+    const auto transport = make(subject);
+    transport->connect(group, deadline_in(kLong));
+    Memory memory(c, group.rank());
+    const auto session = transport->prepare(make_program(c.plan, c.problem, group.rank()),
+                                            memory.lend(), deadline_in(kLong));
+    for (const std::uint64_t version : {1, 2, 3}) {
+      const bool late = version == 2;
+      if (!late || group.rank() != 0) {
+        session->start(version, deadline_in(kLong));
+      }
+      group.barrier("begun", deadline_in(kLong));
+      if (late && group.rank() == 0) {
+        std::this_thread::sleep_for(kLate);
+        session->start(version, deadline_in(kLong));
+      }
+      const RoundReport report = session->wait(deadline_in(kLong));
+      for (const PeerTraffic& peer : report.peers) {
+        // What a peer puts here without a word only the peer can tell.
+        if (std::isnan(peer.start_seconds) && subject.name != "loopback" && peer.sent_bytes == 0) {
+          continue;
+        }
+        const std::string when = std::to_string(peer.start_seconds) + " to " +
+                                 std::to_string(peer.end_seconds) + " of " +
+                                 std::to_string(report.seconds) + " s";
+        require(0 <= peer.start_seconds && peer.start_seconds <= peer.end_seconds &&
+                    peer.end_seconds <= report.seconds,
+                when);
+        require(!late || peer.peer != 0 || peer.start_seconds > 0.5e-3 * kLate.count(), when);
+      }
+    }
+  }));
+}
+
+/// Retrying with the same memory while an earlier session over it ends must not end its
+/// registration. C16
+BOOST_DATA_TEST_CASE(a_session_that_ends_leaves_its_memory_to_the_others, bdata::make(kSubjects),
+                     subject) {
+  const Case c = Case::make(50'000);
+  none_failed(testing::run_ranks(subject.world, 3, [&](Group& group) {
+    const auto transport = make(subject);
+    transport->connect(group, deadline_in(kLong));
+    Memory memory(c, group.rank());
+    const Program program = make_program(c.plan, c.problem, group.rank());
+    std::unique_ptr<Session> old = transport->prepare(program, memory.lend(), deadline_in(kLong));
+    for (std::int64_t version = 1; version <= 4; ++version) {
+      auto next = transport->prepare(program, memory.lend(), deadline_in(kLong));
+      memory.fill(group.rank() == 0 ? 0 : 25'000, version);
+      next->start(static_cast<std::uint64_t>(version), deadline_in(kLong));
+      if (version % 2 == group.rank() % 2) {
+        old.reset();  // while others may be in the round of the next
+      }
+      next->wait(deadline_in(kLong));
+      require(memory.holds(version) || group.rank() == 0, "wrong values");
+      group.barrier("checked", deadline_in(kLong));
+      old = std::move(next);
+    }
+  }));
+}
+
+/// Memory that no thread may touch any more once it is taken back.
+class Pages {
+ public:
+  explicit Pages(std::uint64_t bytes)
+      : bytes_(bytes),
+        data_(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
+    if (data_ == MAP_FAILED) {
+      throw std::bad_alloc();
+    }
+  }
+  Pages(const Pages&) = delete;
+  Pages& operator=(const Pages&) = delete;
+  ~Pages() { ::munmap(data_, bytes_); }
+  LocalBuffer buffer() const {
+    return {static_cast<std::byte*>(data_), bytes_, MemorySpace::host, 0};
+  }
+  void take_back() { ::mprotect(data_, bytes_, PROT_NONE); }
+
+ private:
+  std::uint64_t bytes_;
+  void* data_;
+};
+
+/// A source or a destination that gives up while peers read or write its memory. C16
+BOOST_DATA_TEST_CASE(memory_that_is_taken_back_in_a_round_is_not_touched,
+                     bdata::make(kSubjects) * bdata::make({0, 2}), subject, quitter) {
+  constexpr Index kElements = 1 << 20;
+  const Case c = Case::make(kElements);
+  none_failed(testing::run_ranks(subject.world, 3, [&](Group& group) {
+    Pages source(kElements * 8);
+    Pages destination(kElements * 8);
+    const auto transport = make(subject);
+    transport->connect(group, deadline_in(kLong));
+    auto session =
+        transport->prepare(make_program(c.plan, c.problem, group.rank()),
+                           {{source.buffer()}, {destination.buffer()}}, deadline_in(kLong));
+    session->start(1, deadline_in(kLong));
+    if (group.rank() == quitter) {
+      std::this_thread::sleep_for(milliseconds(1));
+      session.reset();
+      source.take_back();
+      destination.take_back();
+      std::this_thread::sleep_for(milliseconds(50));
+      return;
+    }
+    try {
+      session->wait(deadline_in(kLong));
+    } catch (const TransportError&) {
+      return;
+    }
+    require(false, "a round without one of its ranks was reported as complete");
   }));
 }
 
