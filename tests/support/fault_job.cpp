@@ -43,7 +43,7 @@ std::string to_string(const Fault& fault) {
   const char* const kind = fault.kind == Fault::Kind::kill   ? "kill:"
                            : fault.kind == Fault::Kind::stop ? "stop:"
                                                              : "raise:";
-  return kind + std::to_string(fault.rank) + ":" + fault.point;
+  return fault.transport + ":" + kind + std::to_string(fault.rank) + ":" + fault.point;
 }
 
 FaultJob::FaultJob(const Fault& fault)
@@ -94,6 +94,7 @@ void FaultJob::run(Rank rank, bool again) {
 /// @param faulty  This process is the one that fails, if its rank is.
 EngineOptions FaultJob::options(Rank rank, bool faulty) {
   EngineOptions options;
+  options.transport = fault_.transport;
   options.deadline = kPatient;
   const bool meeting = fault_.point == phases::kRendezvous;
   if (faulty && (fault_.kind == Fault::Kind::stop || meeting)) {

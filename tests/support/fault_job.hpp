@@ -23,8 +23,9 @@ struct Fault {
   Kind kind = Kind::raise;
   Rank rank = 0;      ///< In the world.
   std::string point;  ///< The phase; of a round, that of version 2.
+  std::string transport = "loopback";
 };
-/// "kill:2:move".
+/// "loopback:kill:2:move".
 std::string to_string(const Fault& fault);
 
 /// The addresses of a job, and what each of its processes does. Reports are lines in a pipe:
