@@ -37,18 +37,26 @@ class SyntheticValues : public TensorValues {
 
   void read(std::string_view tensor, const Box& box, std::byte* data,
             const Strides& strides) const override {
+    const TensorInfo& info = info_of(tensor);
+    expect_readable(info, box, strides);
+    fill_synthetic(info.shape, box, info.dtype, synthetic_seed(info.name), data, strides);
+  }
+  std::optional<Formula> formula(std::string_view tensor) const override {
+    const TensorInfo& info = info_of(tensor);
+    return Formula{info.dtype, synthetic_seed(info.name), 0};
+  }
+
+ private:
+  const TensorInfo& info_of(std::string_view tensor) const {
     const auto found = by_name_.find(tensor);
     if (found == by_name_.end()) {
       throw Error(Errc::bad_argument, "values 'synthetic' have no tensor '" + std::string(tensor) +
                                           "'; " + std::to_string(catalogue_.size()) +
                                           " others are declared");
     }
-    const TensorInfo& info = *found->second;
-    expect_readable(info, box, strides);
-    fill_synthetic(info.shape, box, info.dtype, synthetic_seed(info.name), data, strides);
+    return *found->second;
   }
 
- private:
   const Catalogue catalogue_;
   std::unordered_map<std::string_view, const TensorInfo*> by_name_;
 };

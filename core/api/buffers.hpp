@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/tensor/dtype.hpp"
@@ -16,6 +17,13 @@
 namespace m2n {
 
 enum class MemorySpace : std::uint8_t { host, device };
+std::string_view to_string(MemorySpace space);
+
+/// Where weights live.
+struct MemoryPlace {
+  MemorySpace space = MemorySpace::host;
+  int device = 0;  ///< CUDA ordinal, for device memory.
+};
 
 /// Memory on loan: owned by the lender, who says for how long.
 struct LocalBuffer {
@@ -23,6 +31,11 @@ struct LocalBuffer {
   std::uint64_t bytes = 0;
   MemorySpace space = MemorySpace::host;
   int device = 0;  ///< CUDA ordinal, for device memory.
+
+  /// What follows the first @p offset_bytes. For views, whose strides may lead back before them.
+  LocalBuffer from(std::uint64_t offset_bytes) const {
+    return {data + offset_bytes, bytes - offset_bytes, space, device};
+  }
 };
 
 /// What a lender hands over for one parameter: its own words for what it is (checked against the

@@ -8,17 +8,26 @@
 #include <cstring>
 #include <fstream>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "core/error.hpp"
+#include "core/tensor/blocks.hpp"
+#include "core/tensor/cast.hpp"
+#include "core/tensor/changes.hpp"
 #include "core/tensor/digest.hpp"
 
 namespace m2n {
 namespace {
 
 constexpr std::uint64_t kCacheLine = 64;
+/// Elements that are looked at, or staged, at a time.
+constexpr Index kBlockElements = 1 << 16;
+constexpr Index kStagedBytes = 32 << 20;
 
 class HostArena final : public Arena {
  public:
@@ -135,13 +144,79 @@ class HostMemory final : public Memory {
       std::memcpy(to.data, from.data, from.bytes);
     }
   }
+  void copy(const StridedCopy& region, const LocalBuffer& from,
+            const LocalBuffer& to) const override {
+    m2n::copy_region(region, from.data, to.data);
+  }
   void fill_synthetic(const Shape& shape, const Box& box, DType dtype, std::uint64_t seed,
                       const LocalBuffer& to, const Strides& strides) const override {
     m2n::fill_synthetic(shape, box, dtype, seed, to.data, strides);
   }
-  std::uint64_t digest_of_box(const Shape& shape, const Box& box, DType dtype,
-                              const LocalBuffer& from, const Strides& strides) const override {
-    return m2n::digest_of_box(shape, box, dtype, from.data, strides);
+  void change(const PlacedBox& placed, std::uint64_t from, std::uint64_t to) const override {
+    change_values(placed.shape, placed.box, placed.dtype, from, to, placed.at.data, placed.strides);
+  }
+  Wrong compare(const PlacedBox& placed, const Formula& formula) const override {
+    Wrong wrong;
+    std::uint64_t number = 0;
+    for_each_block(placed.box, kBlockElements, [&](const Box& block) {
+      const auto count = static_cast<std::uint64_t>(block.volume());
+      const std::uint64_t item = bytes_of(placed.dtype);
+      const Strides compact = row_major(block.extents());
+      std::vector<std::byte> expected(count * bytes_of(formula.dtype));
+      m2n::fill_synthetic(placed.shape, block, formula.dtype, formula.seed, expected.data(),
+                          compact);
+      change_values(placed.shape, block, formula.dtype, 0, formula.version, expected.data(),
+                    compact);
+      expected = cast(std::move(expected), formula.dtype, placed.dtype, count);
+      const std::vector<std::byte> actual = compact_copy(placed, block, placed.dtype);
+      for (std::uint64_t i = 0; i < count; ++i) {
+        if (std::memcmp(&actual[i * item], &expected[i * item], item) != 0) {
+          wrong.first = wrong.count++ == 0 ? number + i : wrong.first;
+        }
+      }
+      number += count;
+    });
+    return wrong;
+  }
+  std::vector<std::uint64_t> digests(std::span<const DigestOf> boxes) const override {
+    std::vector<std::uint64_t> sums;
+    sums.reserve(boxes.size());
+    for (const DigestOf& entry : boxes) {
+      const PlacedBox& placed = entry.placed;
+      std::uint64_t& sum = sums.emplace_back(0);
+      if (entry.as == placed.dtype) {
+        sum = m2n::digest_of_box(placed.shape, placed.box, placed.dtype, placed.at.data,
+                                 placed.strides);
+        continue;
+      }
+      for_each_block(placed.box, kBlockElements, [&](const Box& block) {
+        const std::vector<std::byte> bytes = compact_copy(placed, block, entry.as);
+        sum += m2n::digest_of_box(placed.shape, block, entry.as, bytes.data(),
+                                  row_major(block.extents()));
+      });
+    }
+    return sums;
+  }
+
+ private:
+  static std::vector<std::byte> cast(std::vector<std::byte> elements, DType from, DType to,
+                                     std::uint64_t count) {
+    if (from == to) {
+      return elements;
+    }
+    std::vector<std::byte> out(count * bytes_of(to));
+    cast_elements(from, elements.data(), to, out.data(), count);
+    return out;
+  }
+  /// The elements of a part of @p placed, cast.
+  static std::vector<std::byte> compact_copy(const PlacedBox& placed, const Box& part, DType as) {
+    const Shape extents = part.extents();
+    std::vector<std::byte> out(static_cast<std::uint64_t>(part.volume()) * bytes_of(as));
+    const Index offset = element_offset(placed.box.lo, part.lo, placed.strides);
+    m2n::copy_region({extents, placed.strides, row_major(extents), placed.dtype, as},
+                     placed.at.data + offset * static_cast<Index>(bytes_of(placed.dtype)),
+                     out.data());
+    return out;
   }
 };
 
@@ -166,10 +241,88 @@ const Memory& memory_of(MemorySpace space) {
   return *memory;
 }
 
+std::uint64_t Memory::digest_of_box(const Shape& shape, const Box& box, DType dtype,
+                                    const LocalBuffer& from, const Strides& strides) const {
+  const DigestOf one{{shape, box, dtype, from, strides}, dtype};
+  return digests({&one, 1}).front();
+}
+
+std::string_view to_string(MemorySpace space) {
+  switch (space) {
+    case MemorySpace::host:
+      return "host";
+    case MemorySpace::device:
+      return "device";
+  }
+  return "unknown";
+}
+
+void copy_region(const StridedCopy& region, const LocalBuffer& from, const LocalBuffer& to) {
+  const bool host = from.space == MemorySpace::host;
+  memory_of(host ? to : from).copy(region, from, to);
+}
+
+std::vector<std::uint64_t> digests(std::span<const DigestOf> boxes) {
+  std::vector<std::uint64_t> sums(boxes.size());
+  for (const MemorySpace space : {MemorySpace::host, MemorySpace::device}) {
+    std::vector<DigestOf> here;
+    std::vector<std::size_t> numbers;
+    for (std::size_t i = 0; i < boxes.size(); ++i) {
+      if (boxes[i].placed.at.space == space) {
+        here.push_back(boxes[i]);
+        numbers.push_back(i);
+      }
+    }
+    if (here.empty()) {
+      continue;
+    }
+    const std::vector<std::uint64_t> found = memory_of(space).digests(here);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      sums[numbers[i]] = found[i];
+    }
+  }
+  return sums;
+}
+
+LocalBuffer host_buffer(std::byte* data, std::uint64_t bytes) {
+  return {data, bytes, MemorySpace::host, 0};
+}
+
+void write_values(const TensorValues& values, const TensorInfo& tensor, const Box& box,
+                  const LocalBuffer& to, const Strides& strides) {
+  if (to.space == MemorySpace::host) {
+    values.read(tensor.name, box, to.data, strides);
+    return;
+  }
+  const Memory& memory = memory_of(to);
+  if (const auto formula = values.formula(tensor.name); formula && formula->dtype == tensor.dtype) {
+    memory.fill_synthetic(tensor.shape, box, tensor.dtype, formula->seed, to, strides);
+    if (formula->version != 0) {
+      memory.change({tensor.shape, box, tensor.dtype, to, strides}, 0, formula->version);
+    }
+    return;
+  }
+  const auto item = static_cast<Index>(bytes_of(tensor.dtype));
+  std::vector<std::byte> staged;
+  for_each_block(box, kStagedBytes / item, [&](const Box& block) {
+    const Shape extents = block.extents();
+    const Strides compact = row_major(extents);
+    staged.resize(static_cast<std::size_t>(block.volume() * item));
+    values.read(tensor.name, block, staged.data(), compact);
+    // Strides may lead back, so the part need not begin inside of what `to` says it has.
+    LocalBuffer part = to;
+    part.data += element_offset(box.lo, block.lo, strides) * item;
+    memory.copy({extents, compact, strides, tensor.dtype, tensor.dtype},
+                host_buffer(staged.data(), staged.size()), part);
+  });
+}
+
 void provide_device_memory(std::unique_ptr<const Memory> memory) {
-  const Memory* none = nullptr;
-  if (device_memory().compare_exchange_strong(none, memory.get())) {
-    (void)memory.release();
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  const Memory* const known = device_memory().load();
+  if (known == nullptr || known->device_count() == 0) {
+    device_memory().store(memory.release());  // the former may be in use
   }
 }
 

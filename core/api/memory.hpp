@@ -13,8 +13,11 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/api/buffers.hpp"
+#include "core/api/values.hpp"
+#include "core/tensor/copy.hpp"
 #include "core/tensor/dtype.hpp"
 #include "core/tensor/shape.hpp"
 
@@ -34,13 +37,40 @@ class Arena {
   virtual LocalBuffer take(std::uint64_t bytes, std::uint64_t align = 16) = 0;
 };
 
+/// Where weights begin in an arena: on cache lines in host memory. On a device, where neighbours
+/// should stay neighbours in a move, at what its widest access needs.
+constexpr std::uint64_t weight_alignment(MemorySpace space) noexcept {
+  return space == MemorySpace::host ? 64 : 16;
+}
+
+/// A box of a tensor, and where it lies.
+struct PlacedBox {
+  Shape shape;  ///< Global, for the element index.
+  Box box;
+  DType dtype = DType::f32;  ///< Of the elements there.
+  LocalBuffer at;            ///< Starts with the element at box.lo.
+  Strides strides;           ///< In elements, one a dimension.
+};
+
+/// A box whose elements are digested after a cast, where the types differ.
+struct DigestOf {
+  PlacedBox placed;
+  DType as = DType::f32;
+};
+
+/// What a comparison found. Elements are numbered in row-major order of the box.
+struct Wrong {
+  std::uint64_t count = 0;
+  std::uint64_t first = 0;  ///< Of no meaning without a count.
+};
+
 /// Memory of one kind in this process.
 ///
 /// - Threads: any.
 /// - Memory: buffers are the caller's, of this kind.
-/// - Streams: every call returns when its work is done; on a device it is ordered after all work
-///   queued there before.
-/// - Errors: Error{unavailable} where there is not that much memory or the device fails.
+/// - Streams: a call returns when its work is done. It waits for no other work, so that ranks that
+///   share a device do not hold each other up: who lends memory has finished writing it.
+/// - Errors: Error{unavailable} where there is not that much memory; Error when the device fails.
 class Memory {
  public:
   Memory() = default;
@@ -50,7 +80,7 @@ class Memory {
 
   /// "host", "cuda".
   virtual std::string_view name() const noexcept = 0;
-  /// 1 for host memory.
+  /// 1 for host memory; 0 where there is none that works.
   virtual int device_count() const = 0;
   /// For the record of a measurement: "NVIDIA H200, driver 12.8, CUDA 12.8".
   virtual std::string description(int device) const = 0;
@@ -66,20 +96,46 @@ class Memory {
   /// As many bytes as @p from has, as fast as one plain copy goes: on devices by a copy engine.
   virtual void copy(const LocalBuffer& from, const LocalBuffer& to) const = 0;
 
-  /// fill_synthetic() and digest_of_box() of core/tensor/digest.hpp; the element at box.lo is the
-  /// first of the buffer.
+  /// copy_region() of core/tensor/copy.hpp. Buffers start with the region's first element; one of
+  /// them may be host memory, and then a bounded part of the region is staged at a time.
+  virtual void copy(const StridedCopy& region, const LocalBuffer& from,
+                    const LocalBuffer& to) const = 0;
+
+  /// fill_synthetic() of core/tensor/digest.hpp; the element at box.lo is the first of the buffer.
   virtual void fill_synthetic(const Shape& shape, const Box& box, DType dtype, std::uint64_t seed,
                               const LocalBuffer& to, const Strides& strides) const = 0;
-  virtual std::uint64_t digest_of_box(const Shape& shape, const Box& box, DType dtype,
-                                      const LocalBuffer& from, const Strides& strides) const = 0;
+  /// change_values() of core/tensor/changes.hpp.
+  virtual void change(const PlacedBox& placed, std::uint64_t from, std::uint64_t to) const = 0;
+  /// Compares with the values of @p formula, cast to the type of the elements.
+  virtual Wrong compare(const PlacedBox& placed, const Formula& formula) const = 0;
+
+  /// digest_of_box() of core/tensor/digest.hpp, of each of @p boxes.
+  virtual std::vector<std::uint64_t> digests(std::span<const DigestOf> boxes) const = 0;
+  std::uint64_t digest_of_box(const Shape& shape, const Box& box, DType dtype,
+                              const LocalBuffer& from, const Strides& strides) const;
 };
 
 /// @throws Error{unavailable} for device memory where no house knows a device.
 const Memory& memory_of(MemorySpace space);
 inline const Memory& memory_of(const LocalBuffer& buffer) { return memory_of(buffer.space); }
 
-/// Makes @p memory the process's device memory, once; later calls change nothing. The houses call
-/// it when they are registered; @p memory lives until the process ends.
+/// Makes @p memory the process's device memory, unless there is one already that has a device.
+/// Houses call it when they are registered, before anything is allocated. It lives until the
+/// process ends.
 void provide_device_memory(std::unique_ptr<const Memory> memory);
+
+/// copy_region() of core/tensor/copy.hpp between memories of any kind. Buffers start with the
+/// region's first element.
+void copy_region(const StridedCopy& region, const LocalBuffer& from, const LocalBuffer& to);
+/// Host memory as a buffer, for copy_region(). @p bytes is what is there.
+LocalBuffer host_buffer(std::byte* data, std::uint64_t bytes);
+
+/// Memory::digests() of boxes in memories of any kind.
+std::vector<std::uint64_t> digests(std::span<const DigestOf> boxes);
+
+/// Writes the elements of @p box of @p tensor at @p to (element at box.lo), in any memory: by their
+/// formula where they have one, and otherwise a bounded part at a time.
+void write_values(const TensorValues& values, const TensorInfo& tensor, const Box& box,
+                  const LocalBuffer& to, const Strides& strides);
 
 }  // namespace m2n

@@ -17,6 +17,11 @@ ServedWeights WeightSink::serve() {
                                      "' serves no weights; the choices are inplace, shadow");
 }
 
+LocalBuffer FullTensor::buffer() const {
+  const std::uint64_t bytes = static_cast<std::uint64_t>(element_count(shape)) * bytes_of(dtype);
+  return {const_cast<std::byte*>(data), bytes, place.space, place.device};
+}
+
 std::string_view to_string(Mode mode) {
   switch (mode) {
     case Mode::direct:

@@ -45,6 +45,10 @@ struct FullTensor {
   /// for; a loader that keeps @p hold longer is refused the next tensor rather than overwritten.
   const std::byte* data = nullptr;
   std::shared_ptr<const void> hold = {};
+  MemoryPlace place = {};  ///< Of @p data: WeightSink::place().
+
+  /// For memory_of() and copy_region(); to be read only.
+  LocalBuffer buffer() const;
 };
 
 /// Full tensors in declared order, made as they are asked for.
@@ -77,7 +81,7 @@ struct ServedWeights {
 /// - Threads: one thread at a time; serve() from any thread, also during a round.
 /// - Memory: the sink owns the buffers that it lends; their addresses never change, nor do those of
 ///   live().
-/// - Streams: none here; device sinks state theirs.
+/// - Streams: what a call does to device memory is done when it returns.
 /// - Errors: Error{bad_argument} naming parameter and box.
 class WeightSink {
  public:
@@ -89,6 +93,8 @@ class WeightSink {
   /// Registry name, e.g. "inplace".
   virtual std::string_view name() const noexcept = 0;
 
+  /// Where full tensors are to arrive: the memory that the weights live in.
+  virtual MemoryPlace place() const noexcept { return {}; }
   /// Keeps @p tensor up to date with its inputs, from the next commit on. Before resolve().
   virtual void derive(DerivedTensor tensor);
   /// One resolution a parameter, in order. Called once, before a round.
@@ -123,7 +129,8 @@ struct SinkContext {
   Rank rank = 0;                                           ///< In the world.
   Rank first_worker = 0;                                   ///< World rank of worker 0.
   std::shared_ptr<const std::vector<WorkerModel>> models;  ///< By worker; null with declared.
-  std::vector<Resolution> declared;                        ///< Of a problem file.
+  std::vector<Resolution> declared = {};                   ///< Of a problem file.
+  MemoryPlace place = {};                                  ///< Of the memory that the sink takes.
 };
 using SinkRegistry = Registry<WeightSink, SinkContext>;
 

@@ -21,7 +21,7 @@ namespace m2n {
 ///
 /// - Collective: no; but params() is the same on every rank.
 /// - Threads: one thread at a time.
-/// - Memory: the source owns the buffers that it lends.
+/// - Memory: the source owns the buffers that it lends; host or device.
 /// - Streams: work that writes the weights is complete when borrow() returns.
 /// - Errors: Error{bad_argument} naming parameter and rank.
 class WeightSource {
@@ -50,7 +50,8 @@ struct SourceContext {
   Rank rank = 0;                               ///< Of this trainer.
   Rank ranks = 1;                              ///< Trainer ranks [0, ranks).
   std::shared_ptr<const TensorValues> values;  ///< Catalogue and values; a loan for the source.
-  std::vector<ParamSpec> declared;             ///< Of a problem file; empty otherwise.
+  std::vector<ParamSpec> declared = {};        ///< Of a problem file; empty otherwise.
+  MemoryPlace place = {};                      ///< Of the memory that the source takes.
 };
 using SourceRegistry = Registry<WeightSource, SourceContext>;
 

@@ -94,6 +94,9 @@ class Transport {
   /// there is, and destination memory keeps what it held.
   virtual bool moves_bytes() const noexcept { return true; }
 
+  /// Whether buffers may lie in @p space.
+  virtual bool moves(MemorySpace space) const noexcept { return space == MemorySpace::host; }
+
   /// Sets up links to every peer. @param group  Must outlive the transport and its sessions.
   virtual void connect(Group& group, Deadline deadline) = 0;
 
@@ -107,6 +110,9 @@ struct TransportContext {
   Options options;
   /// Most thread blocks of a GPU that a round may occupy. Nothing to cap where there is no GPU.
   std::optional<int> max_cta = {};
+  /// That this rank's weights live on, unless an option says otherwise. Nothing where they live in
+  /// host memory.
+  std::optional<int> device = {};
 };
 using TransportRegistry = Registry<Transport, TransportContext>;
 

@@ -6,7 +6,9 @@
 /// Where the values of global tensors come from, apart from who holds them.
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,6 +29,14 @@ struct TensorInfo {
 /// An ordered list of tensors with unique names.
 using Catalogue = std::vector<TensorInfo>;
 
+/// Values that memory can make by itself: those of fill_synthetic() with @p seed, turned from
+/// version 0 into @p version by change_values().
+struct Formula {
+  DType dtype = DType::f32;
+  std::uint64_t seed = 0;
+  std::uint64_t version = 0;
+};
+
 /// Global tensors that any rank may read any part of.
 ///
 /// - Threads: read() may be called from several threads.
@@ -45,6 +55,8 @@ class TensorValues {
   /// @p strides in elements.
   virtual void read(std::string_view tensor, const Box& box, std::byte* data,
                     const Strides& strides) const = 0;
+  /// The rule behind @p tensor, where read() follows one.
+  virtual std::optional<Formula> formula(std::string_view /*tensor*/) const { return {}; }
 };
 
 struct ValuesContext {

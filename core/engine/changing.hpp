@@ -11,19 +11,15 @@
 
 #include "core/api/source.hpp"
 #include "core/api/values.hpp"
+#include "core/tensor/changes.hpp"
 
 namespace m2n {
-
-/// Bits that version @p version flips in element @p index: of the mantissa for floating-point
-/// types, so that finite values stay finite, and any for the others. Version 0 flips none.
-std::uint64_t changed_bits(DType dtype, std::uint64_t version, std::uint64_t index) noexcept;
 
 /// The values of one version: those of @p base with changed_bits() flipped.
 /// @param base  A loan.
 std::unique_ptr<TensorValues> make_changed_values(const TensorValues& base, std::uint64_t version);
 
 /// Lends what @p base lends, changed in place before every round.
-/// @throws Error{unavailable} from borrow() for device memory.
 std::unique_ptr<WeightSource> make_changing_source(std::unique_ptr<WeightSource> base, Rank rank);
 
 }  // namespace m2n

@@ -2,28 +2,228 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transports/nccl/memory.hpp"
 
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <vector>
+
 #include "core/error.hpp"
+#include "core/tensor/blocks.hpp"
 #include "transports/nccl/arena.hpp"
 #include "transports/nccl/device.hpp"
+#include "transports/nccl/tables.hpp"
 #include "transports/nccl/values.hpp"
+#include "transports/nccl/window.hpp"
 
 namespace m2n::nccl {
 namespace {
 
-class CudaArena final : public Arena {
+/// Of a region that is staged between a device and the host at a time, and of the tables of digests
+/// that are taken at a time.
+constexpr std::uint64_t kScratchBytes = 32 << 20;
+constexpr std::uint64_t kDigestsAtOnce = 1 << 16;
+static_assert(kDigestsAtOnce * (sizeof(DigestTask) + sizeof(std::uint64_t)) <= kScratchBytes);
+
+/// A stream and scratch memory of a device, and whoever uses them. The stream goes before others,
+/// which gives it a hardware queue apart from the streams of rounds: those may wait for a rank that
+/// is busy here.
+class Lane {
  public:
-  CudaArena(int device, std::uint64_t bytes) : arena_(device, bytes) {
+  explicit Lane(int device) : device_(device) {
     const DeviceGuard guard(device);
-    check(cudaMemset(arena_.data(), 0, arena_.bytes()), "zero an arena");
-    check(cudaDeviceSynchronize(), "zero an arena");
+    int least = 0;
+    int greatest = 0;
+    check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "ask for priorities of streams");
+    check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest),
+          "create a stream");
+    load_memory_kernels();
+    scratch_ = DeviceMemory(kScratchBytes);
   }
-  LocalBuffer take(std::uint64_t bytes, std::uint64_t align) override {
-    return arena_.take(bytes, align);
+
+  cudaStream_t stream() const { return stream_; }
+  std::byte* scratch() const { return scratch_.data(); }
+  int device() const { return device_; }
+  std::mutex& mutex() { return mutex_; }
+
+  void finish(const char* doing) const {
+    check(cudaGetLastError(), doing);
+    check(cudaStreamSynchronize(stream_), doing);
   }
 
  private:
-  DeviceArena arena_;
+  int device_;
+  cudaStream_t stream_ = nullptr;
+  DeviceMemory scratch_;
+  std::mutex mutex_;
 };
+
+/// Lanes live as long as the process: CUDA may be gone before its last objects.
+Lane& lane_of(int device) {
+  static std::mutex mutex;
+  static auto& lanes = *new std::map<int, Lane>;
+  const std::lock_guard lock(mutex);
+  return lanes.try_emplace(device, device).first->second;
+}
+
+/// A lane to oneself, its device current.
+class Turn {
+ public:
+  explicit Turn(int device) : lane_(lane_of(device)), guard_(device), lock_(lane_.mutex()) {}
+  const Lane* operator->() const { return &lane_; }
+  const Lane& operator*() const { return lane_; }
+
+ private:
+  Lane& lane_;
+  DeviceGuard guard_;
+  std::lock_guard<std::mutex> lock_;
+};
+
+/// Device memory in the form that other ranks can map: a window where ranks may have windows of
+/// different sizes, as weights do, and plain memory, for CUDA IPC, elsewhere.
+class CudaArena final : public Arena {
+ public:
+  CudaArena(int device, std::uint64_t bytes) : device_(device), bytes_(bytes) {
+    if (windows_exist() && window_sizes_may_differ()) {
+      window_ = std::make_unique<DeviceArena>(device, bytes);
+      data_ = window_->data();
+    } else if (bytes > 0) {
+      const DeviceGuard guard(device);
+      void* data = nullptr;
+      const cudaError_t result = cudaMalloc(&data, bytes);
+      if (result == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        throw Error(Errc::unavailable, "no " + std::to_string(bytes) + " bytes left on device " +
+                                           std::to_string(device));
+      }
+      check(result, "allocate device memory");
+      data_ = static_cast<std::byte*>(data);
+      plain_.reset(data);
+    }
+    if (bytes > 0) {
+      const Turn turn(device);
+      check(cudaMemsetAsync(data_, 0, bytes, turn->stream()), "zero an arena");
+      turn->finish("zero an arena");
+    }
+  }
+  LocalBuffer take(std::uint64_t bytes, std::uint64_t align) override {
+    const std::uint64_t begin = used_ + (align - used_ % align) % align;
+    if (begin > bytes_ || bytes > bytes_ - begin) {
+      throw Error(Errc::bad_argument, std::to_string(bytes) + " bytes of an arena that has " +
+                                          std::to_string(bytes_ - used_) + " left of " +
+                                          std::to_string(bytes_));
+    }
+    used_ = begin + bytes;
+    return {data_ + begin, bytes, MemorySpace::device, device_};
+  }
+
+ private:
+  struct Free {
+    void operator()(void* data) const noexcept { cudaFree(data); }
+  };
+
+  int device_;
+  std::uint64_t bytes_;
+  std::uint64_t used_ = 0;
+  std::byte* data_ = nullptr;
+  std::unique_ptr<DeviceArena> window_;
+  std::unique_ptr<void, Free> plain_;
+};
+
+/// Between device addresses.
+void queue_copy(const CopyView& view, const Lane& lane) {
+  if (!is_plain(view)) {
+    launch_copy(view, lane.stream());
+    return;
+  }
+  check(cudaMemcpyAsync(reinterpret_cast<void*>(view.destination),
+                        reinterpret_cast<const void*>(view.source), view.count * view.source_bytes,
+                        cudaMemcpyDeviceToDevice, lane.stream()),
+        "copy device memory");
+}
+
+/// The part @p part of @p region, with one side compact.
+StridedCopy compact_source(const StridedCopy& region, const Box& part) {
+  const Shape extents = part.extents();
+  return {extents, row_major(extents), region.destination_strides, region.source_dtype,
+          region.destination_dtype};
+}
+StridedCopy compact_destination(const StridedCopy& region, const Box& part) {
+  const Shape extents = part.extents();
+  return {extents, region.source_strides, row_major(extents), region.source_dtype,
+          region.destination_dtype};
+}
+
+std::byte* place_of(std::byte* base, const Strides& strides, const Box& part,
+                    std::uint64_t item_bytes) {
+  return base + element_offset(Dims::filled(part.rank(), 0), part.lo, strides) *
+                    static_cast<Index>(item_bytes);
+}
+
+/// From a device to the host: packed and cast there, and spread out here.
+void copy_down(const StridedCopy& region, const LocalBuffer& from, const LocalBuffer& to) {
+  const Turn turn(from.device);
+  const std::uint64_t item = region.destination_item_bytes();
+  const auto most = static_cast<Index>(kScratchBytes / item);
+  std::vector<std::byte> staged;
+  for_each_block(Box::whole(region.extents), most, [&](const Box& part) {
+    const StridedCopy pack = compact_destination(region, part);
+    std::byte* const source =
+        place_of(from.data, region.source_strides, part, region.source_item_bytes());
+    std::byte* const target = place_of(to.data, region.destination_strides, part, item);
+    const auto bytes = static_cast<std::uint64_t>(part.volume()) * item;
+    const StridedCopy spread{pack.extents, pack.destination_strides, region.destination_strides,
+                             region.destination_dtype, region.destination_dtype};
+    const bool direct = is_plain(copy_view(spread, nullptr, nullptr));
+    if (!direct) {
+      staged.resize(bytes);
+    }
+    const CopyView view = copy_view(pack, source, turn->scratch());
+    const void* packed = source;
+    if (!is_plain(view)) {
+      launch_copy(view, turn->stream());
+      packed = turn->scratch();
+    }
+    check(cudaMemcpyAsync(direct ? target : staged.data(), packed, bytes, cudaMemcpyDeviceToHost,
+                          turn->stream()),
+          "read device memory");
+    turn->finish("read device memory");
+    if (!direct) {
+      copy_region(spread, staged.data(), target);
+    }
+  });
+}
+
+/// From the host to a device: packed here, and cast and spread out there.
+void copy_up(const StridedCopy& region, const LocalBuffer& from, const LocalBuffer& to) {
+  const Turn turn(to.device);
+  const std::uint64_t item = region.source_item_bytes();
+  const auto most = static_cast<Index>(kScratchBytes / item);
+  std::vector<std::byte> staged;
+  for_each_block(Box::whole(region.extents), most, [&](const Box& part) {
+    const StridedCopy spread = compact_source(region, part);
+    const std::byte* packed = place_of(from.data, region.source_strides, part, item);
+    std::byte* const target =
+        place_of(to.data, region.destination_strides, part, region.destination_item_bytes());
+    const auto bytes = static_cast<std::uint64_t>(part.volume()) * item;
+    const StridedCopy pack{spread.extents, region.source_strides, spread.source_strides,
+                           region.source_dtype, region.source_dtype};
+    if (!is_plain(copy_view(pack, nullptr, nullptr))) {
+      staged.resize(bytes);
+      copy_region(pack, packed, staged.data());
+      packed = staged.data();
+    }
+    const CopyView view = copy_view(spread, turn->scratch(), target);
+    const bool direct = is_plain(view);
+    check(cudaMemcpyAsync(direct ? target : turn->scratch(), packed, bytes, cudaMemcpyHostToDevice,
+                          turn->stream()),
+          "write device memory");
+    if (!direct) {
+      launch_copy(view, turn->stream());
+    }
+    turn->finish("write device memory");
+  });
+}
 
 class CudaMemory final : public Memory {
  public:
@@ -66,34 +266,50 @@ class CudaMemory final : public Memory {
 
   void write(const LocalBuffer& to, std::span<const std::byte> from) const override {
     expects(from.size() <= to.bytes, "bytes that fit the buffer");
-    const DeviceGuard guard(to.device);
-    check(cudaDeviceSynchronize(), "write device memory");
     if (from.empty()) {
       return;
     }
-    check(cudaMemcpy(to.data, from.data(), from.size(), cudaMemcpyHostToDevice),
-          "write device memory");
+    const Turn turn(to.device);
+    check(
+        cudaMemcpyAsync(to.data, from.data(), from.size(), cudaMemcpyHostToDevice, turn->stream()),
+        "write device memory");
+    turn->finish("write device memory");
   }
 
   void read(const LocalBuffer& from, std::span<std::byte> to) const override {
     expects(to.size() <= from.bytes, "bytes that the buffer has");
-    const DeviceGuard guard(from.device);
-    check(cudaDeviceSynchronize(), "read device memory");
     if (to.empty()) {
       return;
     }
-    check(cudaMemcpy(to.data(), from.data, to.size(), cudaMemcpyDeviceToHost),
+    const Turn turn(from.device);
+    check(cudaMemcpyAsync(to.data(), from.data, to.size(), cudaMemcpyDeviceToHost, turn->stream()),
           "read device memory");
+    turn->finish("read device memory");
   }
 
   void zero(const LocalBuffer& buffer) const override {
-    const DeviceGuard guard(buffer.device);
-    check(cudaDeviceSynchronize(), "zero device memory");
     if (buffer.bytes == 0) {
       return;
     }
-    check(cudaMemset(buffer.data, 0, buffer.bytes), "zero device memory");
-    check(cudaDeviceSynchronize(), "zero device memory");
+    const Turn turn(buffer.device);
+    check(cudaMemsetAsync(buffer.data, 0, buffer.bytes, turn->stream()), "zero device memory");
+    turn->finish("zero device memory");
+  }
+
+  void copy(const StridedCopy& region, const LocalBuffer& from,
+            const LocalBuffer& to) const override {
+    if (element_count(region.extents) == 0) {
+      return;
+    }
+    if (from.space == MemorySpace::host) {
+      copy_up(region, from, to);
+    } else if (to.space == MemorySpace::host) {
+      copy_down(region, from, to);
+    } else {
+      const Turn turn(to.device);
+      queue_copy(copy_view(region, from.data, to.data), *turn);
+      turn->finish("copy device memory");
+    }
   }
 
   void copy(const LocalBuffer& from, const LocalBuffer& to) const override {
@@ -118,16 +334,86 @@ class CudaMemory final : public Memory {
 
   void fill_synthetic(const Shape& shape, const Box& box, DType dtype, std::uint64_t seed,
                       const LocalBuffer& to, const Strides& strides) const override {
-    const DeviceGuard guard(to.device);
-    check(cudaDeviceSynchronize(), "fill device memory");
-    device_fill_synthetic(shape, box, dtype, seed, to.data, strides);
+    const Turn turn(to.device);
+    launch_fill(element_view(shape, box, dtype, to.data, strides), value_rule({dtype, seed, 0}),
+                turn->stream());
+    turn->finish("fill device memory");
   }
 
-  std::uint64_t digest_of_box(const Shape& shape, const Box& box, DType dtype,
-                              const LocalBuffer& from, const Strides& strides) const override {
-    const DeviceGuard guard(from.device);
-    check(cudaDeviceSynchronize(), "digest device memory");
-    return device_digest_of_box(shape, box, dtype, from.data, strides);
+  void change(const PlacedBox& placed, std::uint64_t from, std::uint64_t to) const override {
+    const Turn turn(placed.at.device);
+    launch_change(element_view(placed), value_rule({placed.dtype, 0, 0}).changeable, from, to,
+                  turn->stream());
+    turn->finish("change device memory");
+  }
+
+  Wrong compare(const PlacedBox& placed, const Formula& formula) const override {
+    const Turn turn(placed.at.device);
+    const Convert convert = convert_of(formula.dtype, placed.dtype);
+    WrongWords words{0, ~std::uint64_t{0}};
+    auto* const there = reinterpret_cast<WrongWords*>(turn->scratch());
+    check(cudaMemcpyAsync(there, &words, sizeof words, cudaMemcpyHostToDevice, turn->stream()),
+          "compare device memory");
+    launch_compare(element_view(placed), value_rule(formula), convert, there, turn->stream());
+    check(cudaMemcpyAsync(&words, there, sizeof words, cudaMemcpyDeviceToHost, turn->stream()),
+          "compare device memory");
+    turn->finish("compare device memory");
+    return {words.count, words.first};
+  }
+
+  std::vector<std::uint64_t> digests(std::span<const DigestOf> boxes) const override {
+    std::vector<std::uint64_t> sums(boxes.size());
+    std::map<int, std::vector<std::size_t>> by_device;
+    for (std::size_t i = 0; i < boxes.size(); ++i) {
+      by_device[boxes[i].placed.at.device].push_back(i);
+    }
+    for (const auto& [device, numbers] : by_device) {
+      for (std::size_t begin = 0; begin < numbers.size(); begin += kDigestsAtOnce) {
+        const std::size_t count = std::min<std::size_t>(kDigestsAtOnce, numbers.size() - begin);
+        digest_some(device, boxes, {numbers.data() + begin, count}, sums);
+      }
+    }
+    return sums;
+  }
+
+ private:
+  /// One launch for boxes of one device.
+  static void digest_some(int device, std::span<const DigestOf> boxes,
+                          std::span<const std::size_t> numbers, std::vector<std::uint64_t>& sums) {
+    std::vector<DigestTask> tasks;
+    tasks.reserve(numbers.size());
+    std::vector<std::size_t> digested;
+    std::uint64_t chunks = 0;
+    for (const std::size_t i : numbers) {
+      const DigestOf& entry = boxes[i];
+      const ElementView view = element_view(entry.placed);
+      if (view.count > 0) {
+        tasks.push_back({view, convert_of(entry.placed.dtype, entry.as), chunks});
+        chunks += (view.count + kDigestChunk - 1) / kDigestChunk;
+        digested.push_back(i);
+      }
+    }
+    if (tasks.empty()) {
+      return;
+    }
+    const Turn turn(device);
+    const std::uint64_t table_bytes = tasks.size() * sizeof(DigestTask);
+    const std::uint64_t sum_bytes = tasks.size() * sizeof(std::uint64_t);
+    std::byte* const table = turn->scratch();
+    std::byte* const results = table + table_bytes;
+    std::vector<std::uint64_t> found(tasks.size());
+    constexpr const char* kDoing = "digest device memory";
+    check(cudaMemcpyAsync(table, tasks.data(), table_bytes, cudaMemcpyHostToDevice, turn->stream()),
+          kDoing);
+    check(cudaMemsetAsync(results, 0, sum_bytes, turn->stream()), kDoing);
+    launch_digests(reinterpret_cast<const DigestTask*>(table), tasks.size(), chunks,
+                   reinterpret_cast<std::uint64_t*>(results), turn->stream());
+    check(cudaMemcpyAsync(found.data(), results, sum_bytes, cudaMemcpyDeviceToHost, turn->stream()),
+          kDoing);
+    turn->finish(kDoing);
+    for (std::size_t k = 0; k < found.size(); ++k) {
+      sums[digested[k]] = found[k];
+    }
   }
 };
 

@@ -10,9 +10,6 @@
 #include "core/error.hpp"
 
 namespace m2n::nccl {
-namespace {
-
-constexpr std::uint64_t kSegment = 16;
 
 Convert convert_of(DType from, DType to) {
   if (from == to) {
@@ -41,6 +38,10 @@ Convert convert_of(DType from, DType to) {
                                       " in a move, expected equal types or two of f16, bf16 and "
                                       "f32");
 }
+
+namespace {
+
+constexpr std::uint64_t kSegment = 16;
 
 /// The contiguous row that both sides share, in elements, and how many dimensions it takes (0 or 1:
 /// regions are simplified).

@@ -15,6 +15,9 @@
 
 namespace m2n::nccl {
 
+/// @throws Error{bad_argument} where there is no cast.
+Convert convert_of(DType from, DType to);
+
 /// A region between two addresses of this process's view.
 struct Placed {
   StridedCopy copy;  ///< Simplified.

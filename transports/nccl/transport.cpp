@@ -45,6 +45,8 @@ class NcclTransport final : public Transport {
   }
 
   std::string_view name() const noexcept override { return "nccl"; }
+  /// Host memory is mirrored.
+  bool moves(MemorySpace /*space*/) const noexcept override { return true; }
 
   void connect(Group& group, Deadline deadline) override {
     // Every rank says what it has or why it cannot, so that all of them end alike.
@@ -126,6 +128,9 @@ void add_transport_nccl(Registries& registries) {
                               if (context.max_cta) {
                                 options.max_cta = *context.max_cta;
                                 options.blocks = std::min(options.blocks, options.max_cta);
+                              }
+                              if (context.device && options.device < 0) {
+                                options.device = *context.device;
                               }
                               return std::make_unique<NcclTransport>(options);
                             });

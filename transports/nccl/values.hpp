@@ -3,13 +3,31 @@
 #pragma once
 
 /// @file
-/// Digests and synthetic values of tensors in device memory: the rules of core/tensor/digest.hpp.
+/// Tensors in device memory as kernels see them, and the rules of core/tensor/digest.hpp there.
 
 #include <cstdint>
 
+#include "core/api/memory.hpp"
 #include "core/tensor/digest.hpp"
+#include "transports/nccl/memory_kernels.hpp"
 
 namespace m2n::nccl {
+
+/// The elements of @p box, with as few dimensions as say it.
+/// @throws Error{bad_argument} for a box outside of the shape.
+ElementView element_view(const Shape& shape, const Box& box, DType dtype, const std::byte* data,
+                         const Strides& strides);
+inline ElementView element_view(const PlacedBox& placed) {
+  return element_view(placed.shape, placed.box, placed.dtype, placed.at.data, placed.strides);
+}
+
+ValueRule value_rule(const Formula& formula);
+
+/// Items as wide as both sides allow. @throws Error{bad_argument} where there is no cast.
+CopyView copy_view(const StridedCopy& region, const std::byte* source, std::byte* destination);
+
+/// Whether @p copy is one run of bytes on both sides, unchanged.
+bool is_plain(const CopyView& copy);
 
 /// digest_of_box() of device memory. Waits for the result. The device of @p data must be current.
 std::uint64_t device_digest_of_box(const Shape& shape, const Box& box, DType dtype,

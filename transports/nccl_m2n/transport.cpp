@@ -25,6 +25,8 @@ class M2nTransport final : public Transport {
   }
 
   std::string_view name() const noexcept override { return "nccl_m2n"; }
+  /// Host memory is mirrored.
+  bool moves(MemorySpace /*space*/) const noexcept override { return true; }
 
   void connect(Group& group, Deadline deadline) override {
     agree(group, "nccl_m2n connect", error_of([&] {
@@ -63,6 +65,9 @@ void add_transport_nccl_m2n(Registries& registries) {
       "nccl_m2n", "NVIDIA's reshard library, to compare with; needs libnccl_m2n.so and NCCL 2.30.5",
       [](const TransportContext& context) {
         nccl_m2n::M2nOptions options = nccl_m2n::M2nOptions::parse(context.options);
+        if (context.device && options.device < 0) {
+          options.device = *context.device;
+        }
         const int max_cta = context.max_cta.value_or(0);
         if (max_cta > 0 && options.ctas == 0) {
           options.ctas = static_cast<std::uint64_t>(max_cta);

@@ -21,6 +21,8 @@ class ReferenceTransport final : public Transport {
   }
 
   std::string_view name() const noexcept override { return "nccl_reference"; }
+  /// Host memory is mirrored.
+  bool moves(MemorySpace /*space*/) const noexcept override { return true; }
 
   void connect(Group& group, Deadline deadline) override {
     agree(group, "nccl_reference connect", error_of([&] {
@@ -54,8 +56,11 @@ void add_transport_nccl_reference(Registries& registries) {
       "nccl_reference",
       "as trainers do today, to compare with: packed broadcast, broadcast, sends and receives",
       [](const TransportContext& context) {
-        return std::make_unique<ReferenceTransport>(
-            nccl_reference::ReferenceOptions::parse(context.options), context.max_cta.value_or(0));
+        auto options = nccl_reference::ReferenceOptions::parse(context.options);
+        if (context.device && options.device < 0) {
+          options.device = *context.device;
+        }
+        return std::make_unique<ReferenceTransport>(options, context.max_cta.value_or(0));
       });
 }
 

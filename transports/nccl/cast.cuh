@@ -1,0 +1,74 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// @file
+/// Casts on the device: word for word the rules of core/tensor/cast.cpp.
+
+#include <cstdint>
+
+#include "transports/nccl/task.hpp"
+
+namespace m2n::nccl {
+
+using u16 = std::uint16_t;
+using u32 = std::uint32_t;
+using u64 = std::uint64_t;
+using i64 = std::int64_t;
+
+__device__ inline u32 choose(bool first, u32 a, u32 b) { return first ? a : b; }
+
+__device__ inline u32 bf16_of_f32(u32 f32) {
+  const u32 rounded = (f32 + 0x7fffu + ((f32 >> 16) & 1u)) >> 16;
+  const u32 quieted = (f32 >> 16) | 0x40u;
+  return (f32 & 0x7fffffffu) > 0x7f800000u ? quieted : rounded;
+}
+
+__device__ inline u32 f32_of_bf16(u32 bf16) {
+  const u32 f32 = bf16 << 16;
+  return f32 | ((f32 & 0x7fffffffu) > 0x7f800000u ? 0x400000u : 0u);
+}
+
+__device__ inline u32 f16_of_f32(u32 f32) {
+  const u32 sign = (f32 >> 16) & 0x8000u;
+  const u32 magnitude = f32 & 0x7fffffffu;
+  const float scaled = __fmul_rn(__fmul_rn(__uint_as_float(magnitude), 0x1p112f), 0x1p-110f);
+  const u32 power = max(magnitude & 0x7f800000u, 113u << 23) + (15u << 23);
+  const u32 sum = __float_as_uint(__fadd_rn(scaled, __uint_as_float(power)));
+  const u32 rounded = ((sum >> 13) & 0x7c00u) + (sum & 0xfffu);
+  const u32 quieted = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+  return (sign | choose(magnitude > 0x7f800000u, quieted, rounded)) & 0xffffu;
+}
+
+__device__ inline u32 f32_of_f16(u32 f16) {
+  const u32 sign = (f16 & 0x8000u) << 16;
+  const u32 magnitude = f16 & 0x7fffu;
+  const u32 normal = (magnitude << 13) + (112u << 23);
+  const u32 subnormal = __float_as_uint(
+      __fsub_rn(__uint_as_float((magnitude << 13) | (113u << 23)), __uint_as_float(113u << 23)));
+  const u32 special = (magnitude << 13) | 0x7f800000u | (magnitude > 0x7c00u ? 0x400000u : 0u);
+  const u32 finite = choose(magnitude < 0x400u, subnormal, normal);
+  return sign | choose(magnitude >= 0x7c00u, special, finite);
+}
+
+__device__ inline u32 cast(Convert convert, u32 bits) {
+  switch (convert) {
+    case Convert::f32_to_bf16:
+      return bf16_of_f32(bits);
+    case Convert::f32_to_f16:
+      return f16_of_f32(bits);
+    case Convert::bf16_to_f32:
+      return f32_of_bf16(bits);
+    case Convert::bf16_to_f16:
+      return f16_of_f32(f32_of_bf16(bits));
+    case Convert::f16_to_f32:
+      return f32_of_f16(bits);
+    case Convert::f16_to_bf16:
+      return bf16_of_f32(f32_of_f16(bits));
+    case Convert::none:
+      break;
+  }
+  return bits;
+}
+
+}  // namespace m2n::nccl

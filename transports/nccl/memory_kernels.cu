@@ -1,0 +1,319 @@
+// SPDX-FileCopyrightText: The m2n authors
+// SPDX-License-Identifier: Apache-2.0
+#include "transports/nccl/memory_kernels.hpp"
+
+#include "transports/nccl/cast.cuh"
+
+namespace m2n::nccl {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr u32 kThreads = 256;
+constexpr u32 kMostBlocks = 4096;
+
+struct ElementPlace {
+  u64 index;
+  i64 offset;
+};
+
+/// Of element @p k. The outermost dimension needs no division.
+__device__ ElementPlace element_of(const ElementView& box, u64 k) {
+  ElementPlace place{box.first_index, 0};
+  for (int d = box.rank; d-- > 0;) {
+    u64 next = 0;
+    if (d > 0) {
+      next = ((k | box.extents[d]) >> 32) == 0
+                 ? static_cast<u32>(k) / static_cast<u32>(box.extents[d])
+                 : k / box.extents[d];
+    }
+    const u64 at = k - next * box.extents[d];
+    place.index += at * box.index_steps[d];
+    place.offset += static_cast<i64>(at) * box.byte_steps[d];
+    k = next;
+  }
+  return place;
+}
+
+template <class Word>
+__device__ Word load_word(u64 address) {
+  if (address % sizeof(Word) == 0) {
+    return *reinterpret_cast<const Word*>(address);
+  }
+  const auto* at = reinterpret_cast<const unsigned char*>(address);
+  u64 bits = 0;
+  for (u32 i = 0; i < sizeof(Word); ++i) {
+    bits |= static_cast<u64>(at[i]) << (8 * i);
+  }
+  return static_cast<Word>(bits);
+}
+
+template <class Word>
+__device__ void store_word(u64 address, Word bits) {
+  if (address % sizeof(Word) == 0) {
+    *reinterpret_cast<Word*>(address) = bits;
+    return;
+  }
+  auto* at = reinterpret_cast<unsigned char*>(address);
+  for (u32 i = 0; i < sizeof(Word); ++i) {
+    at[i] = static_cast<unsigned char>(static_cast<u64>(bits) >> (8 * i));
+  }
+}
+
+__device__ u64 mix(u64 x) {
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+
+constexpr u64 kGolden = 0x9e3779b97f4a7c15ULL;
+
+/// changed_bits() of core/tensor/changes.hpp.
+__device__ u64 changed(u64 changeable, u64 version, u64 index) {
+  return version == 0 ? 0 : (mix(version * kGolden + index) + version) & changeable;
+}
+
+/// synthetic_bits() of core/tensor/digest.hpp, changed.
+__device__ u64 value_at(const ValueRule& rule, u64 index) {
+  u64 bits = mix(rule.seed + (index + 1) * kGolden) >> rule.finite.shift;
+  bits &= ~((bits & rule.finite.exponent) == rule.finite.exponent ? rule.finite.lowest : 0);
+  bits &= ~((bits & rule.finite.exponent2) == rule.finite.exponent2 ? rule.finite.lowest2 : 0);
+  bits = bits == rule.finite.nan ? 0 : bits;
+  return bits ^ changed(rule.changeable, rule.version, index);
+}
+
+__device__ u64 first_element() { return static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x; }
+__device__ u64 element_step() { return static_cast<u64>(gridDim.x) * blockDim.x; }
+
+template <class Word>
+__global__ void fill_kernel(ElementView box, ValueRule rule) {
+  for (u64 k = first_element(); k < box.count; k += element_step()) {
+    const ElementPlace place = element_of(box, k);
+    store_word<Word>(box.data + static_cast<u64>(place.offset),
+                     static_cast<Word>(value_at(rule, place.index)));
+  }
+}
+
+template <class Word>
+__global__ void change_kernel(ElementView box, u64 changeable, u64 from, u64 to) {
+  for (u64 k = first_element(); k < box.count; k += element_step()) {
+    const ElementPlace place = element_of(box, k);
+    const u64 address = box.data + static_cast<u64>(place.offset);
+    const u64 flips = changed(changeable, from, place.index) ^ changed(changeable, to, place.index);
+    store_word<Word>(address,
+                     static_cast<Word>(static_cast<u64>(load_word<Word>(address)) ^ flips));
+  }
+}
+
+template <class Word>
+__global__ void compare_kernel(ElementView box, ValueRule rule, Convert convert,
+                               WrongWords* wrong) {
+  u64 count = 0;
+  u64 first = ~0ull;
+  for (u64 k = first_element(); k < box.count; k += element_step()) {
+    const ElementPlace place = element_of(box, k);
+    u64 expected = value_at(rule, place.index);
+    if (convert != Convert::none) {
+      expected = cast(convert, static_cast<u32>(expected));
+    }
+    if (load_word<Word>(box.data + static_cast<u64>(place.offset)) != static_cast<Word>(expected)) {
+      first = count++ == 0 ? k : first;
+    }
+  }
+  if (count > 0) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(&wrong->count), count);
+    atomicMin(reinterpret_cast<unsigned long long*>(&wrong->first), first);
+  }
+}
+
+template <class Word>
+__device__ u64 digest_chunk(const ElementView& box, Convert convert, u64 begin, u64 end) {
+  u64 sum = 0;
+  for (u64 k = begin + threadIdx.x; k < end; k += blockDim.x) {
+    const ElementPlace place = element_of(box, k);
+    u64 bits = load_word<Word>(box.data + static_cast<u64>(place.offset));
+    if (convert != Convert::none) {
+      bits = cast(convert, static_cast<u32>(bits));
+    }
+    sum += mix(mix(place.index + 1) ^ bits);
+  }
+  return sum;
+}
+
+/// The last task that begins at or before @p chunk.
+__device__ u64 task_of(const DigestTask* __restrict__ tasks, u64 count, u64 chunk) {
+  u64 low = 0;
+  u64 high = count;
+  while (high - low > 1) {
+    const u64 middle = low + (high - low) / 2;
+    (tasks[middle].first_chunk <= chunk ? low : high) = middle;
+  }
+  return low;
+}
+
+__global__ void digests_kernel(const DigestTask* __restrict__ tasks, u64 count, u64 chunks,
+                               u64* sums) {
+  // Bytes, for shared memory takes no constructors.
+  __shared__ alignas(DigestTask) unsigned char task_bytes[sizeof(DigestTask)];
+  __shared__ u64 number;
+  auto& task = *reinterpret_cast<DigestTask*>(task_bytes);
+  for (u64 chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
+    __syncthreads();  // nobody reads the last one any more
+    if (threadIdx.x == 0) {
+      number = task_of(tasks, count, chunk);
+      task = tasks[number];
+    }
+    __syncthreads();
+    const u64 begin = (chunk - task.first_chunk) * kDigestChunk;
+    const u64 rest = task.box.count - begin;
+    const u64 end = begin + (rest < kDigestChunk ? rest : kDigestChunk);
+    u64 sum = 0;
+    switch (task.box.item_bytes) {
+      case 1:
+        sum = digest_chunk<std::uint8_t>(task.box, task.convert, begin, end);
+        break;
+      case 2:
+        sum = digest_chunk<u16>(task.box, task.convert, begin, end);
+        break;
+      case 4:
+        sum = digest_chunk<u32>(task.box, task.convert, begin, end);
+        break;
+      default:
+        sum = digest_chunk<u64>(task.box, task.convert, begin, end);
+        break;
+    }
+    for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+      sum += __shfl_down_sync(~0u, sum, offset);
+    }
+    if (threadIdx.x % kWarp == 0) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(sums + number), sum);
+    }
+  }
+}
+
+__device__ void copy_item(const CopyView& copy, u64 source, u64 destination) {
+  switch (copy.source_bytes) {
+    case 1:
+      store_word(destination, load_word<std::uint8_t>(source));
+      return;
+    case 2:
+      store_word(destination, load_word<u16>(source));
+      return;
+    case 4:
+      store_word(destination, load_word<u32>(source));
+      return;
+    case 8:
+      store_word(destination, load_word<u64>(source));
+      return;
+    default:  // 16, and aligned
+      *reinterpret_cast<uint4*>(destination) = *reinterpret_cast<const uint4*>(source);
+      return;
+  }
+}
+
+__global__ void copy_kernel(CopyView copy) {
+  for (u64 element = first_element(); element < copy.count; element += element_step()) {
+    u64 k = element;
+    u64 source = copy.source;
+    u64 destination = copy.destination;
+    for (int d = copy.rank; d-- > 0;) {
+      const u64 next = d > 0 ? k / copy.extents[d] : 0;
+      const auto at = static_cast<i64>(k - next * copy.extents[d]);
+      source += static_cast<u64>(at * copy.source_steps[d]);
+      destination += static_cast<u64>(at * copy.destination_steps[d]);
+      k = next;
+    }
+    if (copy.convert == Convert::none) {
+      copy_item(copy, source, destination);
+      continue;
+    }
+    const u32 bits = copy.source_bytes == 4 ? load_word<u32>(source) : load_word<u16>(source);
+    const u32 out = cast(copy.convert, bits);
+    if (copy.destination_bytes == 4) {
+      store_word(destination, out);
+    } else {
+      store_word(destination, static_cast<u16>(out));
+    }
+  }
+}
+
+template <class Launch>
+void with_word(u32 item_bytes, const Launch& launch) {
+  switch (item_bytes) {
+    case 1:
+      return launch(std::uint8_t{});
+    case 2:
+      return launch(u16{});
+    case 4:
+      return launch(u32{});
+    default:
+      return launch(u64{});
+  }
+}
+
+u32 blocks_for(u64 count) {
+  const u64 blocks = (count + kThreads - 1) / kThreads;
+  return static_cast<u32>(blocks < kMostBlocks ? blocks : kMostBlocks);
+}
+
+}  // namespace
+
+void load_memory_kernels() {
+  cudaFuncAttributes attributes;
+  for (const u32 bytes : {1u, 2u, 4u, 8u}) {
+    with_word(bytes, [&](auto word) {
+      cudaFuncGetAttributes(&attributes, fill_kernel<decltype(word)>);
+      cudaFuncGetAttributes(&attributes, change_kernel<decltype(word)>);
+      cudaFuncGetAttributes(&attributes, compare_kernel<decltype(word)>);
+    });
+  }
+  cudaFuncGetAttributes(&attributes, digests_kernel);
+  cudaFuncGetAttributes(&attributes, copy_kernel);
+}
+
+void launch_fill(const ElementView& box, const ValueRule& rule, cudaStream_t stream) {
+  if (box.count == 0) {
+    return;
+  }
+  with_word(box.item_bytes, [&](auto word) {
+    fill_kernel<decltype(word)><<<blocks_for(box.count), kThreads, 0, stream>>>(box, rule);
+  });
+}
+
+void launch_change(const ElementView& box, u64 changeable, u64 from, u64 to, cudaStream_t stream) {
+  if (box.count == 0) {
+    return;
+  }
+  with_word(box.item_bytes, [&](auto word) {
+    change_kernel<decltype(word)>
+        <<<blocks_for(box.count), kThreads, 0, stream>>>(box, changeable, from, to);
+  });
+}
+
+void launch_compare(const ElementView& box, const ValueRule& rule, Convert convert,
+                    WrongWords* wrong, cudaStream_t stream) {
+  if (box.count == 0) {
+    return;
+  }
+  with_word(box.item_bytes, [&](auto word) {
+    compare_kernel<decltype(word)>
+        <<<blocks_for(box.count), kThreads, 0, stream>>>(box, rule, convert, wrong);
+  });
+}
+
+void launch_digests(const DigestTask* tasks, u64 count, u64 chunks, u64* sums,
+                    cudaStream_t stream) {
+  if (chunks == 0) {
+    return;
+  }
+  const auto blocks = static_cast<u32>(chunks < kMostBlocks ? chunks : kMostBlocks);
+  digests_kernel<<<blocks, kThreads, 0, stream>>>(tasks, count, chunks, sums);
+}
+
+void launch_copy(const CopyView& copy, cudaStream_t stream) {
+  if (copy.count == 0) {
+    return;
+  }
+  copy_kernel<<<blocks_for(copy.count), kThreads, 0, stream>>>(copy);
+}
+
+}  // namespace m2n::nccl
