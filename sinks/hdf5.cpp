@@ -28,6 +28,7 @@ class Hdf5Sink final : public WeightSink {
       : rank_(context.rank), file_(std::move(file)), host_(std::move(host)) {}
 
   std::string_view name() const noexcept override { return "hdf5"; }
+  MemoryPlace place() const noexcept override { return host_->place(); }
 
   std::vector<Resolution> resolve(std::span<const ParamSpec> params) override {
     std::vector<Resolution> resolutions = host_->resolve(params);

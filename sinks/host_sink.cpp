@@ -30,7 +30,8 @@ class HostSink final : public WeightSink {
         first_worker_(context.first_worker),
         models_(context.models),
         declared_(context.declared),
-        store_(kind_.shadow) {
+        place_(context.place),
+        store_(kind_.shadow, context.place) {
     read_options(context.options);
     if (models_) {
       keep_parameters();
@@ -40,6 +41,8 @@ class HostSink final : public WeightSink {
   }
 
   std::string_view name() const noexcept override { return kind_.name; }
+
+  MemoryPlace place() const noexcept override { return place_; }
 
   void derive(DerivedTensor tensor) override { store_.derive(std::move(tensor)); }
 
@@ -58,6 +61,9 @@ class HostSink final : public WeightSink {
     for (const Resolution& resolution : destinations.resolutions) {
       modes_.push_back(resolution.mode);
       falls_back_ += resolution.mode == Mode::fallback ? 1 : 0;
+    }
+    for (const Side& side : places_) {
+      store_.order(side.buffers);
     }
     resolved_ = true;
     return std::move(destinations.resolutions);
@@ -157,7 +163,12 @@ class HostSink final : public WeightSink {
       accept(version);
     }
     close_readers();
-    store_.publish();
+    try {
+      store_.publish();
+    } catch (...) {  // neither version any more
+      roll_back_to_nothing();
+      throw;
+    }
     {
       const std::lock_guard lock(version_mutex_);
       version_ = version;
@@ -202,6 +213,15 @@ class HostSink final : public WeightSink {
   }
 
  private:
+  void roll_back_to_nothing() noexcept {
+    {
+      const std::lock_guard lock(version_mutex_);
+      version_.reset();
+    }
+    writing_.reset();
+    readers_->open();  // to be told that there are no weights
+  }
+
   void read_options(const Options& options) {
     const auto refuse = [&](const std::string& key, const std::string& value,
                             const std::string& choices) {
@@ -338,8 +358,9 @@ class HostSink final : public WeightSink {
       const StridedCopy copy{box.extents(), strides, held.piece.view.strides, tensor.dtype,
                              layout.dtype()};
       const std::string& name = places_[i].buffers[held.piece.view.buffer];
-      copy_region(copy, tensor.data + static_cast<std::uint64_t>(first) * bytes_of(tensor.dtype),
-                  store_.loading(name) + held.piece.view.offset_bytes);
+      copy_region(copy,
+                  tensor.buffer().from(static_cast<std::uint64_t>(first) * bytes_of(tensor.dtype)),
+                  store_.loading(name).from(held.piece.view.offset_bytes));
       store_.loaded(name, static_cast<std::uint64_t>(box.volume()));
     }
   }
@@ -366,6 +387,7 @@ class HostSink final : public WeightSink {
   std::shared_ptr<const std::vector<WorkerModel>> models_;
   std::vector<Resolution> declared_;
   DtypePolicy dtypes_;
+  MemoryPlace place_;
 
   std::chrono::seconds drain_{60};
   Store store_;

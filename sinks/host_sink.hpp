@@ -3,7 +3,8 @@
 #pragma once
 
 /// @file
-/// Live parameters in host memory: what the sinks inplace, shadow, load_weights and null share.
+/// Live parameters in host or device memory: what the sinks inplace, shadow, load_weights and null
+/// share.
 
 #include <memory>
 #include <string>
@@ -13,7 +14,7 @@
 
 namespace m2n::sinks {
 
-/// What tells the host sinks apart.
+/// What tells these sinks apart.
 struct HostSinkKind {
   std::string name;
   Route route = Route::fused;

@@ -3,65 +3,26 @@
 #include "sinks/store.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/tensor/blocks.hpp"
 #include "sinks/fail.hpp"
 
 namespace m2n::sinks {
 namespace {
 
-/// Zeroes @p box of a compact row-major tensor, one contiguous run after another.
-void zero_box(const Kept& kept, std::byte* data, const Box& box) {
-  if (box.empty()) {
-    return;
-  }
-  const Strides strides = row_major(kept.shape);
-  const std::uint64_t item = bytes_of(kept.dtype);
-  std::size_t outer = box.rank();  // dimensions before this one are walked
-  while (outer > 0 && (outer == box.rank() || box[outer].size() == kept.shape[outer])) {
-    --outer;
-  }
-  const Index run = outer < box.rank() ? box[outer].size() * strides[outer] : 1;
-  Dims at = box.lo;
-  for (;;) {
-    Index element = 0;
-    for (std::size_t d = 0; d < box.rank(); ++d) {
-      element += at[d] * strides[d];
-    }
-    std::memset(data + static_cast<std::uint64_t>(element) * item, 0,
-                static_cast<std::uint64_t>(run) * item);
-    std::size_t d = outer;
-    while (d > 0 && ++at[d - 1] == box.hi[d - 1]) {
-      at[d - 1] = box.lo[d - 1];
-      --d;
-    }
-    if (d == 0) {
-      return;
-    }
-  }
+/// Room for one element of any type.
+constexpr std::uint64_t kZeroBytes = 16;
+
+/// Bytes of an arena that a buffer of @p bytes takes.
+std::uint64_t room_for(std::uint64_t bytes, MemorySpace space) {
+  const std::uint64_t align = weight_alignment(space);
+  return checked_mul_bytes(bytes / align + (bytes % align == 0 ? 0 : 1), align, "buffer size");
 }
 
 }  // namespace
-
-void HostMemory::Free::operator()(void* memory) const noexcept { std::free(memory); }
-
-HostMemory::HostMemory(std::uint64_t bytes) : bytes_(bytes) {
-  constexpr std::size_t kLine = 64;
-  if (bytes == 0) {
-    return;
-  }
-  memory_.reset(std::calloc(checked_add_bytes(bytes, kLine, "buffer size"), 1));
-  if (!memory_) {
-    throw Error(Errc::unavailable, "no memory for a buffer of " + std::to_string(bytes) +
-                                       " bytes; fewer or smaller parameters a worker would fit");
-  }
-  std::size_t room = bytes + kLine;
-  void* at = memory_.get();
-  data_ = static_cast<std::byte*>(std::align(kLine, bytes, at, room));
-}
 
 std::shared_ptr<const void> Readers::enter(const std::shared_ptr<Readers>& readers) {
   {
@@ -93,14 +54,74 @@ void Readers::open() {
 }
 
 void Store::keep(Kept kept) {
-  Entry entry;
-  entry.live = HostMemory(kept.bytes);
-  if (shadow_) {
-    entry.shadow = HostMemory(kept.bytes);
-  }
   numbers_.emplace(kept.name, entries_.size());
-  entry.kept = std::move(kept);
-  entries_.push_back(std::move(entry));
+  entries_.push_back({std::move(kept), {}, {}, 0});
+}
+
+void Store::order(const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
+    if (const auto found = numbers_.find(name); found != numbers_.end()) {
+      first_.push_back(found->second);
+    }
+  }
+}
+
+/// Takes memory for all that has none, all live memory from one arena and all shadows from another.
+void Store::allocate() {
+  if (placed_ == entries_.size() && placed_derived_ == derived_.size()) {
+    return;
+  }
+  std::vector<std::pair<Places*, std::uint64_t>> taken;
+  std::vector<bool> seen(entries_.size(), false);
+  const auto take = [&](std::size_t i) {
+    if (i >= placed_ && !seen[i]) {
+      seen[i] = true;
+      taken.emplace_back(&entries_[i].places, entries_[i].kept.bytes);
+    }
+  };
+  for (const std::size_t i : first_) {
+    take(i);
+  }
+  for (std::size_t i = placed_; i < entries_.size(); ++i) {
+    take(i);
+  }
+  for (std::size_t i = placed_derived_; i < derived_.size(); ++i) {
+    taken.emplace_back(&derived_[i].places, derived_[i].bytes);
+  }
+  std::uint64_t bytes = room_for(kZeroBytes, place_.space);
+  for (const auto& entry : taken) {
+    bytes = checked_add_bytes(bytes, room_for(entry.second, place_.space), "buffer size");
+  }
+  const std::uint64_t align = weight_alignment(place_.space);
+  Region region;
+  const auto fill = [&](Arena& arena, LocalBuffer Places::*member) {
+    const LocalBuffer whole = arena.take(bytes, align);
+    std::uint64_t used = 0;
+    for (const auto& [places, size] : taken) {
+      places->*member = {whole.data + used, size, whole.space, whole.device};
+      used += room_for(size, place_.space);
+    }
+    zeros_ = {whole.data + used, kZeroBytes, whole.space, whole.device};
+    return whole;
+  };
+  try {
+    region.live_arena = memory().reserve(bytes, place_.device);
+    if (shadow_) {
+      region.shadow_arena = memory().reserve(bytes, place_.device);
+    }
+  } catch (const Error& error) {
+    throw Error(error.code(), "no memory for the " + std::to_string(bytes) +
+                                  " bytes of a worker's weights" +
+                                  (shadow_ ? ", twice for a shadow" : "") + ": " + error.what() +
+                                  "; fewer or smaller parameters a worker would fit");
+  }
+  region.live = fill(*region.live_arena, &Places::live);
+  if (shadow_) {
+    region.shadow = fill(*region.shadow_arena, &Places::shadow);
+  }
+  regions_.push_back(std::move(region));
+  placed_ = entries_.size();
+  placed_derived_ = derived_.size();
 }
 
 std::size_t Store::number_of(const std::string& name) const {
@@ -130,28 +151,24 @@ void Store::derive(DerivedTensor tensor) {
   derived.dtype = tensor.dtype.value_or(entries_[derived.inputs.front()].kept.dtype);
   derived.bytes = checked_mul_bytes(static_cast<std::uint64_t>(element_count(tensor.shape)),
                                     bytes_of(derived.dtype));
-  derived.live = HostMemory(derived.bytes);
-  if (shadow_) {
-    derived.shadow = HostMemory(derived.bytes);
-  }
   derived.tensor = std::move(tensor);
   derived_.push_back(std::move(derived));
 }
 
-LocalBuffer Store::target(const std::string& name) const {
+LocalBuffer Store::target(const std::string& name) {
+  allocate();
   const auto found = numbers_.find(name);
-  return found == numbers_.end() ? LocalBuffer{} : written(entries_[found->second]).loan();
+  return found == numbers_.end() ? LocalBuffer{} : written(entries_[found->second].places);
 }
 
-std::byte* Store::loading(const std::string& name) {
+LocalBuffer Store::loading(const std::string& name) {
+  allocate();
   Entry& entry = entries_[number_of(name)];
   if (!entry.kept.to_kernel_form) {
-    return written(entry).data();
+    return written(entry.places);
   }
-  if (entry.loading.data() == nullptr) {
-    entry.loading = HostMemory(entry.kept.bytes);
-  }
-  return entry.loading.data();
+  entry.loading.resize(entry.kept.bytes);
+  return host_buffer(entry.loading.data(), entry.loading.size());
 }
 
 void Store::loaded(const std::string& name, std::uint64_t elements) {
@@ -161,74 +178,115 @@ void Store::loaded(const std::string& name, std::uint64_t elements) {
   }
   entry.loaded_elements += elements;
   if (entry.loaded_elements == entry.kept.fed_elements) {
-    entry.kept.to_kernel_form({entry.kept.dtype, entry.kept.shape, entry.loading.data()},
-                              written(entry).data());
+    const ParameterView view{entry.kept.dtype, entry.kept.shape, entry.loading.data()};
+    make_on_host(written(entry.places),
+                 [&](std::byte* live) { entry.kept.to_kernel_form(view, live); });
     entry.loading = {};
     entry.loaded_elements = 0;
   }
 }
 
+/// Lets a function of the host write all of @p target.
+void Store::make_on_host(const LocalBuffer& target, const std::function<void(std::byte*)>& make) {
+  if (target.space == MemorySpace::host) {
+    make(target.data);
+    return;
+  }
+  std::vector<std::byte> staged(target.bytes);
+  make(staged.data());
+  memory_of(target).write(target, staged);
+}
+
+/// By a copy of one zero element to every place: no neighbour is touched.
+void Store::zero_box(const Entry& entry, const Box& box) const {
+  const Kept& kept = entry.kept;
+  if (box.empty()) {
+    return;
+  }
+  const Strides strides = row_major(kept.shape);
+  const Index first = element_offset(Dims::filled(box.rank(), 0), box.lo, strides);
+  copy_region({box.extents(), Dims::filled(box.rank(), 0), strides, kept.dtype, kept.dtype}, zeros_,
+              written(entry.places).from(static_cast<std::uint64_t>(first) * bytes_of(kept.dtype)));
+}
+
 void Store::begin() {
+  allocate();
   for (Entry& entry : entries_) {
     entry.loading = {};
     entry.loaded_elements = 0;
-    std::byte* const data = written(entry).data();
     if (entry.kept.zero_all) {
-      std::memset(data, 0, entry.kept.bytes);
+      memory().zero(written(entry.places));
     }
     for (const Box& box : entry.kept.padding) {
-      zero_box(entry.kept, data, box);
+      zero_box(entry, box);
     }
   }
+}
+
+bool Store::equal(const LocalBuffer& a, const LocalBuffer& b) const {
+  if (a.space == MemorySpace::host) {
+    return a.bytes == 0 || std::memcmp(a.data, b.data, a.bytes) == 0;
+  }
+  const Shape shape{static_cast<Index>(a.bytes)};
+  const auto digest_of = [&](const LocalBuffer& buffer) {
+    return DigestOf{{shape, Box::whole(shape), DType::u8, buffer, {1}}, DType::u8};
+  };
+  const auto sums = memory().digests(std::vector{digest_of(a), digest_of(b)});
+  return sums[0] == sums[1];
 }
 
 void Store::complete() {
   for (const Entry& entry : entries_) {
     const Kept& kept = entry.kept;
     if (!kept.same_as.empty() &&
-        std::memcmp(written(entry).data(), written(entries_[number_of(kept.same_as)]).data(),
-                    kept.bytes) != 0) {
+        !equal(written(entry.places), written(entries_[number_of(kept.same_as)].places))) {
       fail("'" + kept.name + "' differs from '" + kept.same_as +
            "', to which the model ties it; they must be equal, or one of them left out");
     }
   }
   for (Derived& derived : derived_) {
-    std::vector<ParameterView> inputs;
-    for (const std::size_t input : derived.inputs) {
-      const Entry& entry = entries_[input];
-      inputs.push_back({entry.kept.dtype, entry.kept.shape, written(entry).data()});
-    }
-    derived.tensor.refresh(inputs, (shadow_ ? derived.shadow : derived.live).data());
+    refresh(derived);
   }
 }
 
-void Store::publish() noexcept {
-  if (!shadow_) {
-    return;
-  }
-  const auto copy = [](const HostMemory& from, const HostMemory& to, std::uint64_t bytes) {
-    if (bytes > 0) {
-      std::memcpy(to.data(), from.data(), bytes);
+void Store::refresh(const Derived& derived) {
+  std::vector<ParameterView> inputs;
+  std::vector<std::vector<std::byte>> staged;
+  staged.reserve(derived.inputs.size());
+  for (const std::size_t input : derived.inputs) {
+    const Entry& entry = entries_[input];
+    const LocalBuffer& buffer = written(entry.places);
+    const std::byte* data = buffer.data;
+    if (buffer.space != MemorySpace::host) {
+      memory().read(buffer, staged.emplace_back(buffer.bytes));
+      data = staged.back().data();
     }
-  };
-  for (const Entry& entry : entries_) {
-    copy(entry.shadow, entry.live, entry.kept.bytes);
+    inputs.push_back({entry.kept.dtype, entry.kept.shape, data});
   }
-  for (const Derived& derived : derived_) {
-    copy(derived.shadow, derived.live, derived.bytes);
+  make_on_host(written(derived.places),
+               [&](std::byte* out) { derived.tensor.refresh(inputs, out); });
+}
+
+void Store::publish() {
+  for (const Region& region : regions_) {
+    if (shadow_) {
+      const auto bytes = static_cast<Index>(region.live.bytes);
+      copy_region({{bytes}, {1}, {1}, DType::u8, DType::u8}, region.shadow, region.live);
+    }
   }
 }
 
-std::vector<LiveParameter> Store::live(bool derived) const {
+std::vector<LiveParameter> Store::live(bool derived) {
+  allocate();
   std::vector<LiveParameter> result;
   for (const Entry& entry : entries_) {
     if (entry.kept.same_as.empty()) {
-      result.push_back({entry.kept.name, entry.kept.dtype, entry.kept.shape, entry.live.loan()});
+      result.push_back({entry.kept.name, entry.kept.dtype, entry.kept.shape, entry.places.live});
     }
   }
   for (const Derived& entry : derived_) {
     if (derived) {
-      result.push_back({entry.tensor.name, entry.dtype, entry.tensor.shape, entry.live.loan()});
+      result.push_back({entry.tensor.name, entry.dtype, entry.tensor.shape, entry.places.live});
     }
   }
   return result;

@@ -3,10 +3,12 @@
 #pragma once
 
 /// @file
-/// A worker's parameters in host memory: live, where a round writes them, and what is derived.
+/// A worker's parameters, in host or device memory: live, where a round writes them, and what is
+/// derived.
 
 #include <condition_variable>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -15,28 +17,10 @@
 #include <vector>
 
 #include "core/api/group.hpp"
+#include "core/api/memory.hpp"
 #include "core/api/sink.hpp"
 
 namespace m2n::sinks {
-
-/// Zeroed memory that starts on a cache line. Pages that nobody touches cost nothing.
-class HostMemory {
- public:
-  HostMemory() = default;
-  explicit HostMemory(std::uint64_t bytes);
-
-  std::byte* data() const noexcept { return data_; }
-  LocalBuffer loan() const { return {data_, bytes_, MemorySpace::host, 0}; }
-
- private:
-  struct Free {
-    void operator()(void* memory) const noexcept;
-  };
-
-  std::unique_ptr<void, Free> memory_;
-  std::byte* data_ = nullptr;
-  std::uint64_t bytes_ = 0;
-};
 
 /// Readers of the live parameters. Counted, so that a writer can wait for the last to leave.
 class Readers {
@@ -67,38 +51,47 @@ struct Kept {
   std::uint64_t fed_elements = 0;  ///< With to_kernel_form: complete after so many.
 };
 
-/// - Threads: one at a time.
+/// Takes memory when it is first needed, so that a sink that only resolves costs none.
+///
+/// - Threads: one at a time; live() from any thread once a round was published.
+/// - Memory: buffers keep their addresses. Where a function of the host has to see or write bytes
+///   of a device, one parameter at a time is staged.
 /// - Errors: Error{bad_argument, unavailable} naming the parameter.
 class Store {
  public:
   /// @param shadow  A round writes beside the live parameters, and publish() copies over.
-  explicit Store(bool shadow) : shadow_(shadow) {}
+  Store(bool shadow, MemoryPlace place) : shadow_(shadow), place_(place) {}
 
   void keep(Kept kept);
   void derive(DerivedTensor tensor);
+  /// Memory is to be taken for @p names in this order, and for all else after it.
+  void order(const std::vector<std::string>& names);
 
   /// Where a round writes the parameter @p name, or nothing for one that is not kept.
-  LocalBuffer target(const std::string& name) const;
-  /// The same for a loader of @p elements more of it: kernel forms are loaded elsewhere, and made
-  /// when the last element is there, by loaded().
-  std::byte* loading(const std::string& name);
+  LocalBuffer target(const std::string& name);
+  /// The same for a loader of @p elements more of it: kernel forms are loaded elsewhere (in host
+  /// memory), and made when the last element is there, by loaded().
+  LocalBuffer loading(const std::string& name);
   void loaded(const std::string& name, std::uint64_t elements);
 
   /// Zeroes what nobody feeds.
   void begin();
   /// Computes what is derived from what has landed. @throws when a tied pair differs.
   void complete();
-  /// What has landed is live from here on.
-  void publish() noexcept;
+  /// What has landed is live from here on. @throws when a device fails; then nothing is valid.
+  void publish();
 
-  std::vector<LiveParameter> live(bool derived) const;
+  std::vector<LiveParameter> live(bool derived);
 
  private:
+  struct Places {
+    LocalBuffer live;
+    LocalBuffer shadow;  ///< Only with shadow_.
+  };
   struct Entry {
     Kept kept;
-    HostMemory live;
-    HostMemory shadow;   ///< Only with shadow_.
-    HostMemory loading;  ///< Only while a kernel form is loaded.
+    Places places;
+    std::vector<std::byte> loading;  ///< Only while a kernel form is loaded.
     std::uint64_t loaded_elements = 0;
   };
   struct Derived {
@@ -106,19 +99,37 @@ class Store {
     std::vector<std::size_t> inputs;
     DType dtype = DType::u8;
     std::uint64_t bytes = 0;
-    HostMemory live;
-    HostMemory shadow;
+    Places places;
+  };
+  /// What one allocate() took. Live memory and shadow are laid out alike.
+  struct Region {
+    std::unique_ptr<Arena> live_arena;
+    std::unique_ptr<Arena> shadow_arena;
+    LocalBuffer live;
+    LocalBuffer shadow;
   };
 
-  const HostMemory& written(const Entry& entry) const {
-    return shadow_ ? entry.shadow : entry.live;
+  const Memory& memory() const { return memory_of(place_.space); }
+  void allocate();
+  const LocalBuffer& written(const Places& places) const {
+    return shadow_ ? places.shadow : places.live;
   }
   std::size_t number_of(const std::string& name) const;
+  void zero_box(const Entry& entry, const Box& box) const;
+  bool equal(const LocalBuffer& a, const LocalBuffer& b) const;
+  void refresh(const Derived& derived);
+  static void make_on_host(const LocalBuffer& target, const std::function<void(std::byte*)>& make);
 
   bool shadow_;
+  MemoryPlace place_;
   std::vector<Entry> entries_;
   std::unordered_map<std::string, std::size_t> numbers_;
   std::vector<Derived> derived_;
+  std::vector<std::size_t> first_;
+  std::vector<Region> regions_;
+  std::size_t placed_ = 0;  ///< Entries that have memory.
+  std::size_t placed_derived_ = 0;
+  LocalBuffer zeros_;  ///< An element of zero.
 };
 
 }  // namespace m2n::sinks

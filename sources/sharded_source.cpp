@@ -3,20 +3,26 @@
 #include "sources/sharded_source.hpp"
 
 #include <algorithm>
-#include <cstring>
-#include <new>
 #include <unordered_set>
 #include <utility>
 
+#include "core/api/memory.hpp"
 #include "core/error.hpp"
-#include "core/tensor/copy.hpp"
 
 namespace m2n::sources {
 
 namespace {
 
-constexpr std::align_val_t kAlignment{64};
-constexpr int kPaddingByte = 0x2a;
+constexpr std::byte kPaddingByte{0x2a};
+
+/// A part at a time, so that little host memory is needed for much of a device's.
+void fill_with_padding(const LocalBuffer& buffer) {
+  constexpr std::uint64_t kPart = 1 << 20;
+  const std::vector<std::byte> padding(std::min(kPart, buffer.bytes), kPaddingByte);
+  for (std::uint64_t at = 0; at < buffer.bytes; at += kPart) {
+    memory_of(buffer).write(buffer.from(at), {padding.data(), std::min(kPart, buffer.bytes - at)});
+  }
+}
 
 /// False only when the strides alone show that no two elements of the box share an address.
 bool may_repeat(const Shape& extents, const Strides& strides) {
@@ -98,13 +104,10 @@ Catalogue held_tensors(const SourceContext& context, const OptionReader& options
   return held;
 }
 
-void ShardedSource::Free::operator()(std::byte* data) const noexcept {
-  ::operator delete[](data, kAlignment);
-}
-
 ShardedSource::ShardedSource(std::string name, const SourceContext& context, Sharding sharding)
     : name_(std::move(name)),
       rank_(context.rank),
+      place_(context.place),
       values_(context.values),
       sharding_(std::move(sharding)) {
   expects(values_ != nullptr, "a source with values");
@@ -174,30 +177,52 @@ void ShardedSource::size_buffers() {
   }
 }
 
-void ShardedSource::fill() {
-  for (auto& [name, buffer] : buffers_) {
-    if (buffer.bytes == 0) {
-      continue;
+/// One arena for all buffers, in the order in which the parameters name them; padding comes last.
+void ShardedSource::allocate() {
+  arena_.reset();
+  std::vector<Buffer*> order;
+  std::unordered_set<const Buffer*> seen;
+  const auto take = [&](Buffer& buffer) {
+    if (buffer.bytes > 0 && seen.insert(&buffer).second) {
+      order.push_back(&buffer);
     }
-    auto* data = static_cast<std::byte*>(
-        ::operator new[](static_cast<std::size_t>(buffer.bytes), kAlignment, std::nothrow));
-    if (data == nullptr) {
-      const std::uint64_t wanted = buffer.bytes;
-      buffers_.clear();
-      size_buffers();
-      throw Error(Errc::unavailable, "rank " + std::to_string(rank_) + " has no memory for the " +
-                                         std::to_string(wanted) + " bytes of a buffer");
-    }
-    buffer.data.reset(data);
-    if (buffer.used_bytes < buffer.bytes || buffer.shared) {
-      std::memset(data, kPaddingByte, static_cast<std::size_t>(buffer.bytes));
+  };
+  for (const auto& param : sharding_.params) {
+    for (const auto& name : param.side.buffers) {
+      if (const auto found = buffers_.find(name); found != buffers_.end()) {
+        take(found->second);
+      }
     }
   }
+  for (auto& [name, buffer] : buffers_) {
+    take(buffer);
+  }
+  const std::uint64_t align = weight_alignment(place_.space);
+  std::uint64_t bytes = 0;
+  for (const Buffer* buffer : order) {
+    bytes = checked_add_bytes(bytes, checked_add_bytes(buffer->bytes, align - 1));
+  }
+  try {
+    arena_ = memory_of(place_.space).reserve(bytes, place_.device);
+  } catch (const Error& error) {
+    throw Error(error.code(), "rank " + std::to_string(rank_) + " has no memory for the " +
+                                  std::to_string(bytes) + " bytes of its weights: " + error.what());
+  }
+  for (Buffer* buffer : order) {
+    buffer->data = arena_->take(buffer->bytes, align);
+    if (buffer->used_bytes < buffer->bytes || buffer->shared) {
+      fill_with_padding(buffer->data);
+    }
+  }
+}
+
+void ShardedSource::fill() {
+  allocate();
   for (const auto& param : sharding_.params) {
     for (const auto& [rank, piece] : param.side.layout->pieces_of(rank_)) {
       const Buffer& buffer = buffers_.find(param.side.buffers[piece.view.buffer])->second;
-      values_->read(param.name, piece.box, buffer.data.get() + piece.view.offset_bytes,
-                    piece.view.strides);
+      write_values(*values_, {param.name, param.dtype, param.shape}, piece.box,
+                   buffer.data.from(piece.view.offset_bytes), piece.view.strides);
     }
   }
   for (const auto& param : sharding_.params) {
@@ -224,7 +249,8 @@ void ShardedSource::check_shared(const ParamSpec& param, const Piece& piece) con
                .destination_strides = compact,
                .source_dtype = param.dtype,
                .destination_dtype = param.dtype},
-              buffers_.find(name)->second.data.get() + piece.view.offset_bytes, held.data());
+              buffers_.find(name)->second.data.from(piece.view.offset_bytes),
+              host_buffer(held.data(), held.size()));
   if (wanted != held) {
     throw Error(Errc::bad_argument, "parameter '" + param.name + "' on rank " +
                                         std::to_string(rank_) + ": box " + to_string(piece.box) +
@@ -241,7 +267,7 @@ std::vector<ParamLoan> ShardedSource::borrow(std::uint64_t version) {
                                         "; versions only grow");
   }
   if (!version_) {
-    fill();
+    fill();  // once more after a failure
   }
   version_ = version;
   std::vector<ParamLoan> loans;
@@ -253,7 +279,7 @@ std::vector<ParamLoan> ShardedSource::borrow(std::uint64_t version) {
       if (found == buffers_.end() || found->second.bytes == 0) {
         loan.slots.emplace_back();
       } else {
-        loan.slots.push_back({.data = found->second.data.get(), .bytes = found->second.bytes});
+        loan.slots.push_back(found->second.data);
       }
     }
     loans.push_back(std::move(loan));

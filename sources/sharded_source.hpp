@@ -16,6 +16,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/api/memory.hpp"
 #include "core/api/source.hpp"
 #include "sources/options.hpp"
 
@@ -57,7 +58,8 @@ Catalogue held_tensors(const SourceContext& context, const OptionReader& options
 void require_matches(const OptionReader& options, std::string_view key,
                      const std::vector<std::string>& patterns, const Catalogue& tensors);
 
-/// A source whose buffers are host memory of its own, filled from SourceContext::values.
+/// A source whose buffers are memory of its own, where SourceContext::place says, filled from
+/// SourceContext::values.
 ///
 /// Nothing is allocated before the first borrow(), so that plans can be made for models that do not
 /// fit. Values do not depend on the version: the first borrow() fills, later ones lend the same
@@ -76,25 +78,25 @@ class ShardedSource final : public WeightSource {
   std::vector<ParamLoan> borrow(std::uint64_t version) override;
 
  private:
-  struct Free {
-    void operator()(std::byte* data) const noexcept;
-  };
   struct Buffer {
     std::uint64_t bytes = 0;
     std::uint64_t used_bytes = 0;  ///< Sum over pieces.
     bool shared = false;           ///< Some bytes may belong to two elements.
-    std::unique_ptr<std::byte[], Free> data;
+    LocalBuffer data;              ///< Of the arena; nothing before it is filled.
   };
 
   void size_buffers();
+  void allocate();
   void fill();
   void check_shared(const ParamSpec& param, const Piece& piece) const;
 
   std::string name_;
   Rank rank_;
+  MemoryPlace place_;
   std::shared_ptr<const TensorValues> values_;
   Sharding sharding_;
   std::map<std::string, Buffer, std::less<>> buffers_;
+  std::unique_ptr<Arena> arena_;
   std::optional<std::uint64_t> version_;
 };
 
