@@ -4,7 +4,7 @@
 
 #include <map>
 
-#include "core/tensor/copy.hpp"
+#include "core/api/memory.hpp"
 
 namespace m2n {
 
@@ -19,12 +19,12 @@ CompactTensor gather_compact(const Layout& layout, Rank rank,
   for (const RankPiece& entry : layout.pieces_of(rank)) {
     views.emplace(entry.piece.box, &entry.piece.view);
   }
+  const LocalBuffer bytes = host_buffer(tensor.bytes.data(), tensor.bytes.size());
   for (const Piece& piece : tensor.shard.pieces) {
     const auto found = views.lower_bound(piece.box);
     const View& view = *found->second;
     copy_region({piece.box.extents(), view.strides, piece.view.strides, dtype, dtype},
-                slots[view.buffer].data + view.offset_bytes,
-                tensor.bytes.data() + piece.view.offset_bytes);
+                slots[view.buffer].from(view.offset_bytes), bytes.from(piece.view.offset_bytes));
     views.erase(found);
   }
   return tensor;

@@ -19,7 +19,7 @@ struct CompactTensor {
   std::vector<std::byte> bytes;
 };
 
-/// @param slots  The buffers behind the layout's slots, on @p rank; host memory.
+/// @param slots  The buffers behind the layout's slots, on @p rank.
 CompactTensor gather_compact(const Layout& layout, Rank rank,
                              const std::vector<LocalBuffer>& slots);
 

@@ -4,13 +4,15 @@
 
 #include <algorithm>
 
-#include "core/tensor/digest.hpp"
+#include "core/api/memory.hpp"
 
 namespace m2n {
 
 std::vector<HeldDigest> digests_of(const Problem& problem, Role role, Rank rank,
                                    const std::vector<LocalBuffer>& buffers) {
   std::vector<HeldDigest> out;
+  std::vector<DigestOf> boxes;
+  std::vector<std::size_t> owner;  // [box] its entry of out
   const BufferTable& table = problem.buffers(role);
   for (std::uint32_t i = 0; i < problem.parameters().size(); ++i) {
     const Parameter& parameter = problem.parameters()[i];
@@ -23,14 +25,19 @@ std::vector<HeldDigest> digests_of(const Problem& problem, Role role, Rank rank,
     if (pieces.empty() || gone) {
       continue;
     }
-    std::uint64_t sum = 0;
+    out.push_back({i, 0});
     for (const RankPiece& entry : pieces) {
       const View& view = entry.piece.view;
       const LocalBuffer& buffer = buffers[table.of_parameter[i][view.buffer]];
-      sum += digest_of_box(parameter.shape, entry.piece.box, layout.dtype(),
-                           buffer.data + view.offset_bytes, view.strides);
+      boxes.push_back({{parameter.shape, entry.piece.box, layout.dtype(),
+                        buffer.from(view.offset_bytes), view.strides},
+                       layout.dtype()});
+      owner.push_back(out.size() - 1);
     }
-    out.push_back({i, sum});
+  }
+  const std::vector<std::uint64_t> sums = digests(boxes);
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    out[owner[i]].digest += sums[i];
   }
   return out;
 }

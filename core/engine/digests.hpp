@@ -22,7 +22,7 @@ struct HeldDigest {
 
 /// One entry a parameter of which @p rank holds anything in @p buffers; full tensors that have gone
 /// on into load_weights are left out. @param buffers  Of that side, by Problem::buffers(role)
-/// number; host memory.
+/// number.
 std::vector<HeldDigest> digests_of(const Problem& problem, Role role, Rank rank,
                                    const std::vector<LocalBuffer>& buffers);
 

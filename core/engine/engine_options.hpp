@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -52,6 +53,8 @@ struct EngineOptions {
   /// Settings of this process that must be equal everywhere, e.g. NCCL_CUMEM_ENABLE.
   std::map<std::string, std::string> environment;
 
+  /// Of this rank's weights, for the transport; nothing where they live in host memory.
+  std::optional<int> device = {};
   std::string token;                           ///< Shared secret of the rendezvous.
   std::chrono::milliseconds deadline{60'000};  ///< Of each phase.
   /// Of single phases, where they differ from deadline.

@@ -6,19 +6,14 @@
 #include <cstring>
 #include <map>
 #include <set>
-#include <span>
 #include <utility>
 
+#include "core/api/memory.hpp"
 #include "core/error.hpp"
-#include "core/tensor/cast.hpp"
-#include "core/tensor/copy.hpp"
-#include "core/tensor/digest.hpp"
 
 namespace m2n {
 namespace {
 
-/// Elements that are cast at a time.
-constexpr Index kDigestedElements = 1 << 16;
 /// Mismatches that a message lists.
 constexpr std::size_t kListed = 4;
 
@@ -31,33 +26,6 @@ struct Header {
 template <class Value>
 void append(std::string& out, const Value& value) {
   out.append(reinterpret_cast<const char*>(&value), sizeof value);
-}
-
-/// Digest of a box after a cast, block by block along its outer dimensions.
-std::uint64_t digest_after_cast(const Shape& shape, const Box& box, DType from,
-                                const std::byte* data, const Strides& strides, DType to) {
-  std::size_t dim = 0;
-  while (dim < box.rank() && box[dim].size() == 1) {
-    ++dim;
-  }
-  if (box.volume() > kDigestedElements && dim < box.rank()) {
-    const Index inner = box.volume() / box[dim].size();
-    const Index step = std::max<Index>(1, kDigestedElements / inner);
-    std::uint64_t sum = 0;
-    for (Index begin = box.lo[dim]; begin < box.hi[dim]; begin += step) {
-      Box part = box;
-      part.lo[dim] = begin;
-      part.hi[dim] = std::min(box.hi[dim], begin + step);
-      const Index offset = (begin - box.lo[dim]) * strides[dim];
-      sum += digest_after_cast(shape, part, from,
-                               data + offset * static_cast<Index>(bytes_of(from)), strides, to);
-    }
-    return sum;
-  }
-  const Shape extents = box.extents();
-  std::vector<std::byte> cast(static_cast<std::uint64_t>(box.volume()) * bytes_of(to));
-  copy_region({extents, strides, row_major(extents), from, to}, data, cast.data());
-  return digest_of_box(shape, box, to, cast.data(), row_major(extents));
 }
 
 /// The parts of @p rank's pieces whose elements no piece before them has.
@@ -134,32 +102,39 @@ const Integrity::Geometry& Integrity::geometry_of(const Parameter& parameter) {
   return geometry;
 }
 
-void Integrity::measure(std::size_t index, const std::vector<Part>& parts, Role role, DType dtype,
+void Integrity::measure(std::span<const std::size_t> parameters, Role role,
                         const std::vector<LocalBuffer>& bound,
                         std::vector<Measurement::Entry>& out) const {
-  const Parameter& parameter = problem_.parameters()[index];
-  const auto& slots = problem_.buffers(role).of_parameter[index];
-  for (const Part& part : parts) {
-    const std::byte* const data = bound[slots[part.view.buffer]].data + part.view.offset_bytes;
-    const std::uint64_t sum =
-        dtype == parameter.destination_dtype()
-            ? digest_of_box(parameter.shape, part.box, dtype, data, part.view.strides)
-            : digest_after_cast(parameter.shape, part.box, dtype, data, part.view.strides,
-                                parameter.destination_dtype());
-    out.push_back({first_check_[index] + part.check, sum});
+  std::vector<DigestOf> boxes;
+  const std::size_t first = out.size();
+  for (const std::size_t index : parameters) {
+    const Parameter& parameter = problem_.parameters()[index];
+    const Geometry& geometry = *of_parameter_[index];
+    const bool sent = role == Role::source;
+    const auto& slots = problem_.buffers(role).of_parameter[index];
+    for (const Part& part : sent ? geometry.sent : geometry.held) {
+      boxes.push_back(
+          {{parameter.shape, part.box,
+            sent ? parameter.source_dtype() : parameter.destination_dtype(),
+            bound[slots[part.view.buffer]].from(part.view.offset_bytes), part.view.strides},
+           parameter.destination_dtype()});
+      out.push_back({first_check_[index] + part.check, 0});
+    }
+  }
+  const std::vector<std::uint64_t> sums = digests(boxes);
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    out[first + i].sum = sums[i];
   }
 }
 
-void Integrity::measure_sent(std::size_t index, const std::vector<LocalBuffer>& source,
-                             Measurement& out) const {
-  measure(index, of_parameter_[index]->sent, Role::source,
-          problem_.parameters()[index].source_dtype(), source, out.sent_);
+void Integrity::measure_sent(std::span<const std::size_t> parameters,
+                             const std::vector<LocalBuffer>& source, Measurement& out) const {
+  measure(parameters, Role::source, source, out.sent_);
 }
 
-void Integrity::measure_held(std::size_t index, const std::vector<LocalBuffer>& destination,
-                             Measurement& out) const {
-  measure(index, of_parameter_[index]->held, Role::destination,
-          problem_.parameters()[index].destination_dtype(), destination, out.held_);
+void Integrity::measure_held(std::span<const std::size_t> parameters,
+                             const std::vector<LocalBuffer>& destination, Measurement& out) const {
+  measure(parameters, Role::destination, destination, out.held_);
 }
 
 std::string Integrity::Measurement::text() const {

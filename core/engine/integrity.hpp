@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -23,7 +24,7 @@ namespace m2n {
 /// element that several trainers hold, the lowest rank's copy counts.
 ///
 /// - Threads: const members from any thread.
-/// - Memory: reads buffers during the calls; they must be host memory.
+/// - Memory: reads buffers during the calls, each in the memory that it lies in.
 class Integrity final {
  public:
   /// What one rank measured in one round.
@@ -45,11 +46,11 @@ class Integrity final {
   /// @param problem  A loan for the lifetime of this.
   Integrity(const Problem& problem, Rank rank);
 
-  /// Parts of parameter @p index that this rank sends, and that it holds, from its bound buffers.
-  void measure_sent(std::size_t index, const std::vector<LocalBuffer>& source,
+  /// Parts of @p parameters that this rank sends, and that it holds, from its bound buffers.
+  void measure_sent(std::span<const std::size_t> parameters, const std::vector<LocalBuffer>& source,
                     Measurement& out) const;
-  void measure_held(std::size_t index, const std::vector<LocalBuffer>& destination,
-                    Measurement& out) const;
+  void measure_held(std::span<const std::size_t> parameters,
+                    const std::vector<LocalBuffer>& destination, Measurement& out) const;
 
   /// Compares what all ranks measured. @param by_rank  One text a rank of the world.
   /// @return One sentence naming the first wrong parameters, boxes and ranks; empty when all agree.
@@ -72,7 +73,7 @@ class Integrity final {
   };
 
   const Geometry& geometry_of(const Parameter& parameter);
-  void measure(std::size_t index, const std::vector<Part>& parts, Role role, DType dtype,
+  void measure(std::span<const std::size_t> parameters, Role role,
                const std::vector<LocalBuffer>& bound, std::vector<Measurement::Entry>& out) const;
   static Measurement parse(std::string_view text, std::uint64_t checks);
 

@@ -370,7 +370,7 @@ void Link::prepare_runtime() {
       options().on_phase(phases::kRuntime);
     }
     transport_ = parts_.registries->transports.create(
-        options().transport, {options().transport_options, world_.max_cta});
+        options().transport, {options().transport_options, world_.max_cta, options().device});
     if (parts_.source != nullptr) {
       parts_.source->borrow(parts_.first_version);  // where a source takes its memory
     } else {
@@ -426,6 +426,7 @@ void Link::complete_plan() {
     auto round = std::make_unique<PreparedRound>(agreed_->problem, agreed_->plan, *resolutions_,
                                                  rank_, RoundParts{parts_.source, parts_.sink},
                                                  options().limits, parts_.first_version);
+    round->require_memory(*transport_);
     {
       const std::lock_guard lock(hanging_up_);
       round_ = std::move(round);
@@ -436,22 +437,8 @@ void Link::complete_plan() {
   });
   require(phases::kPlan, group_->agree(phases::kPlan, mine, deadline));
   round_->prepare(*transport_, deadline);
-
-  // Digests are taken by the host, so all memory must be the host's.
-  bool host = true;
-  for (const auto* const side : {&buffers().source, &buffers().destination}) {
-    host = host && std::all_of(side->begin(), side->end(), [](const LocalBuffer& buffer) {
-             return buffer.space == MemorySpace::host;
-           });
-  }
-  const Verdict verdict =
-      group_->agree("memory", Statement::value(host ? "host" : "device"), deadline);
-  const bool all_host = verdict.sides.size() == 1 && verdict.sides.front().statement.text == "host";
-  if (options().verify && all_host) {
+  if (options().verify) {
     integrity_ = std::make_unique<Integrity>(agreed_->problem, rank_);
-  } else if (options().verify) {
-    tell(Event::Level::info, phases::kIntegrity, {}, 0,
-         "digests are left out: some weights lie in device memory");
   }
 }
 

@@ -70,7 +70,7 @@ void Link::move(std::uint64_t version, const std::function<void()>& before_writi
     round.report =
         round_->run(version, options().deadline_span(phases::kMove),
                     integrity_ ? FullTensorVisitor([this](std::size_t index, const FullTensor&) {
-                      integrity_->measure_held(index, buffers().destination, measurement_);
+                      integrity_->measure_held({&index, 1}, buffers().destination, measurement_);
                     })
                                : FullTensorVisitor());
   } catch (...) {
@@ -82,12 +82,16 @@ void Link::move(std::uint64_t version, const std::function<void()>& before_writi
 
 /// All that is still where it was sent from or has landed; full tensors were measured on their way.
 void Link::measure_direct() {
+  std::vector<std::size_t> parameters;
   for (std::size_t i = 0; i < resolutions().size(); ++i) {
-    if (parts_.source != nullptr) {
-      integrity_->measure_sent(i, buffers().source, measurement_);
-    } else if (resolutions()[i].mode == Mode::direct) {
-      integrity_->measure_held(i, buffers().destination, measurement_);
+    if (parts_.source != nullptr || resolutions()[i].mode == Mode::direct) {
+      parameters.push_back(i);
     }
+  }
+  if (parts_.source != nullptr) {
+    integrity_->measure_sent(parameters, buffers().source, measurement_);
+  } else {
+    integrity_->measure_held(parameters, buffers().destination, measurement_);
   }
 }
 

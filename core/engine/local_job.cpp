@@ -39,6 +39,7 @@ class RankRun {
     report("fill");
     PreparedRound round(problem_, plan_, resolutions_, group_.rank(),
                         {parts_.source.get(), parts_.sink.get()}, options_.limits, 1);
+    round.require_memory(*parts_.transport);
     group_.barrier("buffers", deadline());
 
     report("prepare");

@@ -2,19 +2,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/engine/oracle.hpp"
 
-#include <algorithm>
+#include <array>
 #include <cstring>
 #include <unordered_map>
 
+#include "core/api/memory.hpp"
 #include "core/error.hpp"
+#include "core/tensor/blocks.hpp"
 #include "core/tensor/cast.hpp"
-#include "core/tensor/copy.hpp"
 
 namespace m2n {
 namespace {
 
 /// Elements that are compared at a time: bounds the memory of the expected values.
 constexpr Index kComparedElements = 1 << 20;
+constexpr std::size_t kLargestItem = 16;
 
 std::string hex(const std::byte* bytes, std::uint64_t count) {
   static constexpr std::string_view kDigits = "0123456789abcdef";
@@ -26,62 +28,68 @@ std::string hex(const std::byte* bytes, std::uint64_t count) {
   return text;
 }
 
-/// Cuts @p box into parts of at most kComparedElements elements, outer dimension first.
-template <class Visit>
-void for_each_block(const Box& box, std::size_t dim, Visit visit) {
-  if (box.volume() <= kComparedElements || dim == box.rank()) {
-    visit(box);
-    return;
-  }
-  const Index inner = box.volume() / (box.hi[dim] - box.lo[dim]);
-  const Index step = std::max<Index>(1, kComparedElements / inner);
-  for (Index begin = box.lo[dim]; begin < box.hi[dim]; begin += step) {
-    Box part = box;
-    part.lo[dim] = begin;
-    part.hi[dim] = std::min(box.hi[dim], begin + step);
-    for_each_block(part, dim + 1, visit);
-  }
-}
-
-std::string element_text(const Box& box, Index number) {
+/// Element @p number of @p box in row-major order.
+Dims at_number(const Box& box, Index number) {
   Dims at = box.lo;
   for (std::size_t d = box.rank(); d-- > 0;) {
     const Index extent = box.hi[d] - box.lo[d];
     at[d] += number % extent;
     number /= extent;
   }
-  return to_string(at);
+  return at;
+}
+
+Box box_at(const Dims& at) {
+  Box box{at, at};
+  for (Index& end : box.hi) {
+    ++end;
+  }
+  return box;
 }
 
 /// Actual elements of a box, wherever they lie.
 struct Placed {
-  const std::byte* data;  ///< Element at box.lo.
+  LocalBuffer at;  ///< Starts with the element at box.lo.
   Strides strides;
   DType dtype;
 };
+
+/// The elements from @p at on, of those of @p box.
+LocalBuffer part_of(const Placed& placed, const Box& box, const Dims& at) {
+  LocalBuffer part = placed.at;
+  part.data +=
+      element_offset(box.lo, at, placed.strides) * static_cast<Index>(bytes_of(placed.dtype));
+  return part;
+}
 
 class Comparer {
  public:
   Comparer(Rank rank, const TensorValues& values) : rank_(rank), values_(values) {
     for (const TensorInfo& info : values.catalogue()) {
-      dtypes_.emplace(info.name, info.dtype);
+      infos_.emplace(info.name, &info);
     }
   }
 
   void compare(const std::string& tensor, const Box& box, const Placed& placed,
                const std::string& where) {
-    const auto dtype = dtypes_.find(tensor);
-    if (dtype == dtypes_.end()) {
+    const auto info = infos_.find(tensor);
+    if (info == infos_.end()) {
       throw Error(Errc::bad_argument, "the oracle has no values for tensor '" + tensor + "'");
     }
-    for_each_block(box, 0, [&](const Box& block) {
+    const DType dtype = info->second->dtype;
+    const auto formula = values_.formula(tensor);
+    if (formula && placed.at.space != MemorySpace::host) {
+      compare_in_place(*info->second, box, placed, *formula, where);
+      return;
+    }
+    for_each_block(box, kComparedElements, [&](const Box& block) {
       const auto count = static_cast<std::uint64_t>(block.volume());
-      source_.resize(count * bytes_of(dtype->second));
+      source_.resize(count * bytes_of(dtype));
       values_.read(tensor, block, source_.data(), row_major(block.extents()));
       const std::byte* expected = source_.data();
-      if (dtype->second != placed.dtype) {
+      if (dtype != placed.dtype) {
         cast_.resize(count * bytes_of(placed.dtype));
-        cast_elements(dtype->second, source_.data(), placed.dtype, cast_.data(), count);
+        cast_elements(dtype, source_.data(), placed.dtype, cast_.data(), count);
         expected = cast_.data();
       }
       compare_block(tensor, box, block, placed, expected, where);
@@ -89,7 +97,7 @@ class Comparer {
   }
 
   void compare_zero(const Box& local_box, const Placed& placed, const std::string& where) {
-    for_each_block(local_box, 0, [&](const Box& block) {
+    for_each_block(local_box, kComparedElements, [&](const Box& block) {
       source_.assign(static_cast<std::uint64_t>(block.volume()) * bytes_of(placed.dtype),
                      std::byte{0});
       compare_block("padding", local_box, block, placed, source_.data(), where);
@@ -103,14 +111,10 @@ class Comparer {
                      const Placed& placed, const std::byte* expected, const std::string& where) {
     const std::uint64_t item = bytes_of(placed.dtype);
     const auto count = static_cast<std::uint64_t>(block.volume());
-    Index offset = 0;
-    for (std::size_t d = 0; d < box.rank(); ++d) {
-      offset += (block.lo[d] - box.lo[d]) * placed.strides[d];
-    }
     actual_.resize(count * item);
     copy_region(
         {block.extents(), placed.strides, row_major(block.extents()), placed.dtype, placed.dtype},
-        placed.data + offset * static_cast<Index>(item), actual_.data());
+        part_of(placed, box, block.lo), host_buffer(actual_.data(), actual_.size()));
     verdict_.elements += count;
     if (std::memcmp(actual_.data(), expected, count * item) == 0) {
       return;
@@ -118,19 +122,47 @@ class Comparer {
     for (std::uint64_t i = 0; i < count; ++i) {
       if (std::memcmp(actual_.data() + i * item, expected + i * item, item) != 0) {
         if (verdict_.wrong == 0) {
-          verdict_.first = "rank " + std::to_string(rank_) + ", " + where + ": element " +
-                           element_text(block, static_cast<Index>(i)) + " of '" + tensor + "' is " +
-                           hex(actual_.data() + i * item, item) + ", expected " +
-                           hex(expected + i * item, item);
+          verdict_.first =
+              text_of(tensor, at_number(block, static_cast<Index>(i)),
+                      hex(actual_.data() + i * item, item), hex(expected + i * item, item), where);
         }
         ++verdict_.wrong;
       }
     }
   }
 
+  /// Lets the memory compare by itself, and fetches the first wrong element.
+  void compare_in_place(const TensorInfo& info, const Box& box, const Placed& placed,
+                        const Formula& formula, const std::string& where) {
+    const Wrong wrong = memory_of(placed.at).compare(
+        {info.shape, box, placed.dtype, placed.at, placed.strides}, formula);
+    verdict_.elements += static_cast<std::uint64_t>(box.volume());
+    if (wrong.count > 0 && verdict_.wrong == 0) {
+      const Box one = box_at(at_number(box, static_cast<Index>(wrong.first)));
+      const Strides strides = row_major(one.extents());
+      std::array<std::byte, kLargestItem> actual{};
+      std::array<std::byte, kLargestItem> expected{};
+      std::array<std::byte, kLargestItem> source{};
+      copy_region({one.extents(), strides, strides, placed.dtype, placed.dtype},
+                  part_of(placed, box, one.lo), host_buffer(actual.data(), actual.size()));
+      values_.read(info.name, one, source.data(), strides);
+      cast_elements(info.dtype, source.data(), placed.dtype, expected.data(), 1);
+      const std::uint64_t item = bytes_of(placed.dtype);
+      verdict_.first =
+          text_of(info.name, one.lo, hex(actual.data(), item), hex(expected.data(), item), where);
+    }
+    verdict_.wrong += wrong.count;
+  }
+
+  std::string text_of(const std::string& tensor, const Dims& at, const std::string& actual,
+                      const std::string& expected, const std::string& where) const {
+    return "rank " + std::to_string(rank_) + ", " + where + ": element " + to_string(at) + " of '" +
+           tensor + "' is " + actual + ", expected " + expected;
+  }
+
   Rank rank_;
   const TensorValues& values_;
-  std::unordered_map<std::string, DType> dtypes_;
+  std::unordered_map<std::string_view, const TensorInfo*> infos_;
   Comparison verdict_;
   std::vector<std::byte> source_;
   std::vector<std::byte> cast_;
@@ -160,7 +192,7 @@ Comparison verify_pieces(const Problem& problem, Rank rank, const std::vector<Lo
       const std::uint32_t buffer = problem.buffers(Role::destination).of_parameter[i][view.buffer];
       comparer.compare(
           parameter.name, entry.piece.box,
-          {buffers[buffer].data + view.offset_bytes, view.strides, parameter.destination_dtype()},
+          {buffers[buffer].from(view.offset_bytes), view.strides, parameter.destination_dtype()},
           "buffer '" + problem.buffers(Role::destination).names[buffer] + "'");
     }
   }
@@ -171,7 +203,7 @@ Comparison verify_full(Rank rank, const FullTensor& tensor, const TensorValues& 
   Comparer comparer(rank, values);
   const std::string name(tensor.name);
   comparer.compare(name, Box::whole(tensor.shape),
-                   {tensor.data, row_major(tensor.shape), tensor.dtype}, "full tensor");
+                   {tensor.buffer(), row_major(tensor.shape), tensor.dtype}, "full tensor");
   return comparer.verdict();
 }
 
@@ -192,12 +224,13 @@ Comparison verify_model(const WorkerModel& model, Rank rank, const std::vector<L
       continue;  // not kept: its twin is compared
     }
     const LiveParameter& kept = *found->second;
-    const auto item = static_cast<Index>(bytes_of(kept.dtype));
+    const auto part = [&](Index element) {
+      return kept.buffer.from(static_cast<std::uint64_t>(element) * bytes_of(kept.dtype));
+    };
     const std::string where = "parameter '" + parameter.name + "'";
     for (const Section& section : parameter.sections) {
       comparer.compare(section.tensor, section.box,
-                       {kept.buffer.data + section.offset * item, section.strides, kept.dtype},
-                       where);
+                       {part(section.offset), section.strides, kept.dtype}, where);
     }
     const Strides strides = row_major(kept.shape);
     for (const Box& box : parameter.padding) {
@@ -205,7 +238,7 @@ Comparison verify_model(const WorkerModel& model, Rank rank, const std::vector<L
       for (std::size_t d = 0; d < box.rank(); ++d) {
         offset += box.lo[d] * strides[d];
       }
-      comparer.compare_zero(box, {kept.buffer.data + offset * item, strides, kept.dtype}, where);
+      comparer.compare_zero(box, {part(offset), strides, kept.dtype}, where);
     }
   }
   return comparer.verdict();

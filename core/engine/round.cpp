@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "core/api/memory.hpp"
 #include "core/engine/binding.hpp"
 #include "core/error.hpp"
 
@@ -15,10 +16,11 @@ namespace m2n {
 namespace {
 
 /// Full tensors start on cache lines of the pool.
+constexpr std::uint64_t kPoolLine = 64;
 std::uint64_t room_for(const Parameter& parameter) {
-  constexpr std::uint64_t kLine = 64;
   const std::uint64_t bytes = parameter.bytes();
-  return checked_mul_bytes(bytes / kLine + (bytes % kLine == 0 ? 0 : 1), kLine, "pool bytes");
+  return checked_mul_bytes(bytes / kPoolLine + (bytes % kPoolLine == 0 ? 0 : 1), kPoolLine,
+                           "pool bytes");
 }
 
 bool on_rank(const Endpoint& end, Rank rank, Role role) {
@@ -185,6 +187,7 @@ class PreparedRound::Impl {
   }
 
   void prepare(Transport& transport, Deadline deadline) {
+    require_memory(transport);
     const Program whole = make_program(plan_, problem_, rank_);
     for (const Program& part : split_program(whole, plan_, groups_)) {
       sessions_.push_back(part.stage_count == 0
@@ -224,7 +227,22 @@ class PreparedRound::Impl {
   }
 
   const Buffers& buffers() const { return buffers_; }
-  std::uint64_t pool_bytes() const { return pool_ ? pool_->size() : 0; }
+  std::uint64_t pool_bytes() const { return pool_bytes_; }
+
+  void require_memory(const Transport& transport) const {
+    for (const Role role : {Role::source, Role::destination}) {
+      const auto& side = role == Role::source ? buffers_.source : buffers_.destination;
+      for (std::size_t i = 0; i < side.size(); ++i) {
+        if (side[i].data != nullptr && !transport.moves(side[i].space)) {
+          throw Error(Errc::bad_argument,
+                      "transport '" + std::string(transport.name()) + "' does not move " +
+                          std::string(to_string(side[i].space)) + " memory, where buffer '" +
+                          problem_.buffers(role).names[i] + "' of rank " + std::to_string(rank_) +
+                          " lies; take another transport, or other memory");
+        }
+      }
+    }
+  }
 
  private:
   /// A full tensor of this rank, in declared order.
@@ -313,14 +331,16 @@ class PreparedRound::Impl {
     if (tensors_.empty()) {
       return;
     }
-    pool_ = std::make_shared<std::vector<std::byte>>(largest);
+    const MemoryPlace place = parts_.sink->place();
+    pool_ = memory_of(place.space).reserve(largest, place.device);
+    pool_bytes_ = largest;
+    const LocalBuffer pool = pool_->take(largest, kPoolLine);
     pool_places_.resize(groups_.group_of.size());
     for (std::size_t t = 0; t < tensors_.size(); ++t) {
       Held& held = tensors_[t];
-      std::byte* const data = pool_->data() + offsets[t];
-      held.view.data = data;
-      pool_places_[held.parameter] = {data, problem_.parameters()[held.parameter].bytes(),
-                                      MemorySpace::host, 0};
+      held.view.data = pool.data + offsets[t];
+      held.view.place = place;
+      pool_places_[held.parameter] = held.view.buffer();
     }
   }
 
@@ -339,8 +359,9 @@ class PreparedRound::Impl {
   RoundParts parts_;
   RoundGroups groups_;
   std::vector<Held> tensors_;
-  std::shared_ptr<std::vector<std::byte>> pool_;  ///< Shared with those who read it.
-  std::vector<LocalBuffer> pool_places_;          ///< [parameter] its full tensor, or nothing.
+  std::shared_ptr<Arena> pool_;  ///< Shared with those who read it.
+  std::uint64_t pool_bytes_ = 0;
+  std::vector<LocalBuffer> pool_places_;  ///< [parameter] its full tensor, or nothing.
   Buffers buffers_;
   std::vector<std::unique_ptr<Session>> sessions_;  ///< [group]
 };
@@ -362,6 +383,9 @@ RoundReport PreparedRound::run(std::uint64_t version, std::chrono::milliseconds 
 }
 
 void PreparedRound::abort() noexcept { impl_->abort(); }
+void PreparedRound::require_memory(const Transport& transport) const {
+  impl_->require_memory(transport);
+}
 const Buffers& PreparedRound::buffers() const { return impl_->buffers(); }
 std::uint64_t PreparedRound::pool_bytes() const { return impl_->pool_bytes(); }
 

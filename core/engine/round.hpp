@@ -61,8 +61,8 @@ using FullTensorVisitor = std::function<void(std::size_t index, const FullTensor
 ///
 /// - Collective: prepare() and run(), by every rank of the transport's group.
 /// - Threads: one at a time; abort() from any thread once prepare() has returned.
-/// - Memory: the pool, as large as the largest group of this rank, from the first to the last
-///   round. Parts outlive this.
+/// - Memory: the pool, as large as the largest group of this rank, where the sink's weights live,
+///   from the first to the last round. Parts outlive this.
 /// - Streams: see Session.
 /// - Errors: Error{bad_argument} naming parameter and rank, before a byte moves; TransportError.
 class PreparedRound {
@@ -76,6 +76,10 @@ class PreparedRound {
   PreparedRound(const PreparedRound&) = delete;
   PreparedRound& operator=(const PreparedRound&) = delete;
 
+  /// @throws Error{bad_argument} naming the first buffer of this rank whose memory @p transport
+  /// does
+  ///         not move. prepare() asks too; before it, a rank can tell the others.
+  void require_memory(const Transport& transport) const;
   void prepare(Transport& transport, Deadline deadline);
 
   /// Moves everything, and hands full tensors to the sink's load_weights(), called once.

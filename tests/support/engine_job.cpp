@@ -29,8 +29,8 @@ const std::vector<Entry> kEntries = {
 
 }  // namespace
 
-EngineJob::EngineJob(Rank trainers, Rank workers)
-    : trainers_(trainers), workers_(workers), registries_(builtin_registries()) {
+EngineJob::EngineJob(Rank trainers, Rank workers, MemorySpace space)
+    : trainers_(trainers), workers_(workers), space_(space), registries_(builtin_registries()) {
   LayoutTable table;
   Catalogue catalogue;
   for (const Entry& entry : kEntries) {
@@ -50,13 +50,15 @@ EngineJob::EngineJob(Rank trainers, Rank workers)
 
 std::unique_ptr<WeightSource> EngineJob::source(Rank trainer) const {
   return make_changing_source(
-      registries_.sources.create("declared", {{}, trainer, trainers_, values_, params_}), trainer);
+      registries_.sources.create("declared",
+                                 {{}, trainer, trainers_, values_, params_, place_of(trainer)}),
+      trainer);
 }
 
 std::unique_ptr<WeightSink> EngineJob::sink(Rank worker, const std::string& kind) const {
   const Options options = {{"cast", "nearest_even"}};
-  return registries_.sinks.create(kind,
-                                  {options, trainers_ + worker, trainers_, nullptr, resolutions_});
+  return registries_.sinks.create(kind, {options, trainers_ + worker, trainers_, nullptr,
+                                         resolutions_, place_of(trainers_ + worker)});
 }
 
 std::string EngineJob::check(WeightSink& sink, Rank worker, std::uint64_t version) const {

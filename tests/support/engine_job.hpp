@@ -18,13 +18,16 @@ namespace m2n::testing {
 
 class EngineJob {
  public:
-  EngineJob(Rank trainers, Rank workers);
+  /// @param space  Where all weights live; on devices in turn.
+  EngineJob(Rank trainers, Rank workers, MemorySpace space = MemorySpace::host);
 
   Rank trainers() const { return trainers_; }
   Rank workers() const { return workers_; }
   Registries& registries() { return registries_; }
   const Registries& registries() const { return registries_; }
   const std::vector<ParamSpec>& params() const { return params_; }
+  const std::vector<Resolution>& resolutions() const { return resolutions_; }
+  const TensorValues& values() const { return *values_; }
 
   std::unique_ptr<WeightSource> source(Rank trainer) const;
   /// @param kind  "inplace", "shadow" or "load_weights".
@@ -37,8 +40,11 @@ class EngineJob {
   TrainerInit trainer_init(Rank trainer, std::uint16_t port, std::uint64_t epoch) const;
 
  private:
+  MemoryPlace place_of(Rank rank) const { return {space_, static_cast<int>(rank % 2)}; }
+
   Rank trainers_;
   Rank workers_;
+  MemorySpace space_;
   Registries registries_;
   std::vector<ParamSpec> params_;
   std::vector<Resolution> resolutions_;

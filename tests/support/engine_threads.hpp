@@ -68,8 +68,8 @@ class Watched final : public ControlClient {
 class Threads {
  public:
   explicit Threads(Rank trainer_count = 2, Rank worker_count = 2, std::size_t deployments = 1,
-                   const std::string& sink = "inplace")
-      : job(trainer_count, worker_count),
+                   const std::string& sink = "inplace", MemorySpace space = MemorySpace::host)
+      : job(trainer_count, worker_count, space),
         sink_kinds(deployments * static_cast<std::size_t>(worker_count), sink),
         socket_(ListenSocket::reserve("127.0.0.1", 0)) {
     for (Rank trainer = 0; trainer < trainer_count; ++trainer) {
