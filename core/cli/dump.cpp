@@ -11,6 +11,7 @@
 #include <random>
 #include <sstream>
 
+#include "core/api/memory.hpp"
 #include "core/engine/compact.hpp"
 #include "core/io/json_reader.hpp"
 #include "core/plan/traffic.hpp"
@@ -81,6 +82,7 @@ Dump::Dump(const Job& job, const Plan& plan)
                       {"planner_options", options_text(experiment.planner_options)},
                       {"transport", experiment.transport},
                       {"transport_options", options_text(experiment.transport_options)},
+                      {"memory", std::string(to_string(experiment.memory))},
                       {"topology", job.topology().canonical_json()},
                       {"source", experiment.source_kind},
                       {"sink", experiment.sink_kind},
@@ -155,8 +157,14 @@ void Dump::add_shards(const RankView& view) {
 
 void Dump::add_full_tensor(Rank rank, std::size_t index, const FullTensor& tensor) {
   const Parameter& parameter = job_.problem().parameters()[index];
+  const LocalBuffer buffer = tensor.buffer();
+  std::vector<std::byte> staged;
+  if (buffer.space != MemorySpace::host) {
+    staged.resize(buffer.bytes);
+    memory_of(buffer).read(buffer, staged);
+  }
   write_shard(Role::destination, rank, parameter, parameter.destination.layout->compact(rank),
-              tensor.data);
+              staged.empty() ? tensor.data : staged.data());
 }
 
 void Dump::add_usage(const Plan& plan) {

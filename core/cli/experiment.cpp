@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <boost/program_options/parsers.hpp>
 #include <boost/program_options/variables_map.hpp>
+#include <charconv>
 #include <limits>
 #include <map>
 #include <set>
@@ -23,9 +24,10 @@ const std::map<std::string, std::string, std::less<>> kShortFlags = {
     {"problem", "model.problem"},  {"model", "model.family"},   {"source", "source.kind"},
     {"sink", "sink.kind"},         {"planner", "planner.name"}, {"transport", "transport.name"},
     {"topology", "topology.file"}, {"rounds", "run.rounds"},    {"deadline", "run.deadline"},
-    {"dump", "dump.file"},         {"rank", "job.rank"},        {"master", "job.master"},
-    {"control", "job.control"},    {"listen", "job.listen"},    {"meet", "job.meet"},
-    {"token", "job.token"},        {"epoch", "job.epoch"},      {"log", "job.log"},
+    {"memory", "run.memory"},      {"devices", "run.devices"},  {"dump", "dump.file"},
+    {"rank", "job.rank"},          {"master", "job.master"},    {"control", "job.control"},
+    {"listen", "job.listen"},      {"meet", "job.meet"},        {"token", "job.token"},
+    {"epoch", "job.epoch"},        {"log", "job.log"},
 };
 
 /// Sections whose other keys belong to a plug-in.
@@ -210,8 +212,12 @@ po::options_description experiment_flags(Experiment& e) {
           "seconds that a phase may take (also --deadline)")(
           "run.pool_bytes", number(static_cast<std::int64_t>(e.pool_bytes)),
           "memory for full tensors on a worker; a fused parameter's are never parted")(
-          "run.verify", po::value<bool>()->default_value(e.verify),
-          "compare every destination element with the oracle")(
+          "run.memory", text("host"),
+          "where both sides' weights live: host, or device for GPUs (also --memory)")(
+          "run.devices", text(""),
+          "GPUs that ranks take in turn, e.g. 0,2; default: rank modulo their number (also "
+          "--devices)")("run.verify", po::value<bool>()->default_value(e.verify),
+                        "compare every destination element with the oracle")(
           "simulate.sharing", po::value<std::string>()->default_value("fair"),
           "how a simulated port serves its messages: fair (max-min), proportional (by the bytes "
           "that "
@@ -297,6 +303,30 @@ ProcessFlags process_of(const po::variables_map& variables) {
   out.listen_fd = static_cast<int>(number("job.listen_fd", -1, kInt));
   out.meet_fd = static_cast<int>(number("job.meet_fd", -1, kInt));
   return out;
+}
+
+void read_memory(const po::variables_map& variables, Experiment& experiment) {
+  const auto& memory = variables["run.memory"].as<std::string>();
+  if (memory != "host" && memory != "device") {
+    throw Error(Errc::usage, "run.memory is '" + memory + "'; the choices are host, device");
+  }
+  experiment.memory = memory == "host" ? MemorySpace::host : MemorySpace::device;
+  const auto& devices = variables["run.devices"].as<std::string>();
+  std::istringstream numbers(devices);
+  for (std::string number; std::getline(numbers, number, ',');) {
+    int device = -1;
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), device);
+    if (error != std::errc{} || end != number.data() + number.size() || device < 0) {
+      throw Error(Errc::usage, "run.devices is '" + devices +
+                                   "'; it must be numbers of GPUs with commas, e.g. 0,1");
+    }
+    experiment.devices.push_back(device);
+  }
+  if (!experiment.devices.empty() && experiment.memory == MemorySpace::host) {
+    throw Error(Errc::usage,
+                "run.devices is for weights on GPUs, and run.memory is host; give --memory device, "
+                "or leave out the devices");
+  }
 }
 
 }  // namespace
@@ -393,6 +423,7 @@ Experiment parse_experiment(const std::vector<std::string>& arguments) {
   }
   experiment.pool_bytes = static_cast<std::uint64_t>(
       at_least(variables, "run.pool_bytes", 0, std::numeric_limits<std::int64_t>::max()));
+  read_memory(variables, experiment);
   experiment.verify = variables["run.verify"].as<bool>();
   experiment.process = process_of(variables);
   experiment.simulation = simulation_of(variables);

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "core/api/buffers.hpp"
 #include "core/api/registry.hpp"
 #include "core/layout/mesh.hpp"
 #include "core/plan/simulate.hpp"
@@ -73,6 +74,8 @@ struct Experiment {
   std::uint64_t rounds = 1;
   double deadline_seconds = 60;
   std::uint64_t pool_bytes = std::uint64_t{1} << 30;  ///< Of full tensors at a time, each worker.
+  MemorySpace memory = MemorySpace::host;             ///< Where both sides' weights live.
+  std::vector<int> devices;  ///< CUDA ordinals of the ranks, in turn; empty: all there are.
   bool verify = true;
   bool explain = false;  ///< Of a plan: what every tensor does at the workers, and why.
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/api/memory.hpp"
 #include "core/engine/binding.hpp"
 #include "core/error.hpp"
 #include "core/io/json_reader.hpp"
@@ -15,6 +16,15 @@ namespace {
 bool holds_weights(const std::filesystem::path& folder) {
   return !folder.empty() && (std::filesystem::exists(folder / "model.safetensors") ||
                              std::filesystem::exists(folder / "model.safetensors.index.json"));
+}
+
+/// A plan for devices needs none here.
+int count_devices() {
+  try {
+    return memory_of(MemorySpace::device).device_count();
+  } catch (const Error&) {
+    return 0;
+  }
 }
 
 }  // namespace
@@ -29,6 +39,9 @@ Job::Job(const Experiment& experiment)
     make_planner();
   }
   registries_.transports.create(experiment_.transport, {experiment_.transport_options});
+  if (experiment_.memory == MemorySpace::device) {
+    device_count_ = count_devices();
+  }
   if (!experiment_.replay.empty()) {
     build_from_dump();
   } else if (experiment_.problem.empty()) {
@@ -199,12 +212,50 @@ std::unique_ptr<TensorValues> Job::make_values(Catalogue made_up) {
 std::unique_ptr<WeightSource> Job::make_source(Rank rank) const {
   return registries_.sources.create(
       experiment_.source_kind,
-      {experiment_.source, rank, source_ranks_, values_, declared_source_});
+      {experiment_.source, rank, source_ranks_, values_, declared_source_, place_of(rank)});
 }
 
 std::unique_ptr<WeightSink> Job::make_sink(Rank rank) const {
-  return registries_.sinks.create(experiment_.sink_kind,
-                                  {experiment_.sink, rank, first_worker_, models_, declared_sink_});
+  return registries_.sinks.create(experiment_.sink_kind, {experiment_.sink, rank, first_worker_,
+                                                          models_, declared_sink_, place_of(rank)});
+}
+
+std::optional<int> Job::device_of(Rank rank) const {
+  if (experiment_.memory == MemorySpace::host) {
+    return {};
+  }
+  const auto at = static_cast<std::size_t>(rank);
+  return experiment_.devices.empty() ? static_cast<int>(rank) % std::max(1, device_count_)
+                                     : experiment_.devices[at % experiment_.devices.size()];
+}
+
+MemoryPlace Job::place_of(Rank rank) const {
+  return {experiment_.memory, device_of(rank).value_or(0)};
+}
+
+void Job::require_memory() const {
+  if (experiment_.memory == MemorySpace::host) {
+    return;
+  }
+  const auto transport =
+      registries_.transports.create(experiment_.transport, {experiment_.transport_options});
+  if (!transport->moves(experiment_.memory)) {
+    throw Error(Errc::usage, "transport '" + experiment_.transport +
+                                 "' moves host memory alone, and run.memory is device; expected "
+                                 "transport 'nccl', or run.memory host");
+  }
+  if (memory_of(MemorySpace::device).device_count() == 0) {
+    throw Error(Errc::unavailable,
+                "run.memory is device, and this machine has no GPU that works; expected one with "
+                "its driver, or run.memory host");
+  }
+  for (const int device : experiment_.devices) {
+    if (device >= device_count_) {
+      throw Error(Errc::usage, "run.devices names GPU " + std::to_string(device) +
+                                   "; this machine has " + std::to_string(device_count_) +
+                                   ", counted from 0");
+    }
+  }
 }
 
 std::vector<LocalRank> Job::make_ranks() const {
@@ -215,8 +266,8 @@ std::vector<LocalRank> Job::make_ranks() const {
   };
   for (Rank rank = 0; rank < problem_->world_size(); ++rank) {
     LocalRank& parts = ranks[static_cast<std::size_t>(rank)];
-    parts.transport =
-        registries_.transports.create(experiment_.transport, {experiment_.transport_options});
+    parts.transport = registries_.transports.create(
+        experiment_.transport, {experiment_.transport_options, {}, device_of(rank)});
     if (holds(problem_->source_ranks(), rank)) {
       parts.source = make_source(rank);
     }

@@ -41,6 +41,13 @@ class Job {
   Plan make_plan() const;
   /// Digests of what the ranks of that dump held; none when their values are not known here.
   const std::vector<DumpDigest>& known_digests() const noexcept { return known_digests_; }
+  /// Where the weights of a rank live.
+  MemoryPlace place_of(Rank rank) const;
+  /// The device of a rank, for its transport; nothing where weights live in host memory.
+  std::optional<int> device_of(Rank rank) const;
+  /// @throws Error{usage} when the transport does not move the memory that the experiment asks for;
+  ///         Error{unavailable} when this machine has none of it.
+  void require_memory() const;
   /// Sources, sinks and transports of every rank of the world.
   std::vector<LocalRank> make_ranks() const;
   std::unique_ptr<WeightSource> make_source(Rank rank) const;
@@ -58,6 +65,7 @@ class Job {
   std::unique_ptr<TensorValues> make_values(Catalogue made_up);
 
   Experiment experiment_;
+  int device_count_ = 0;  ///< With memory on devices.
   Registries registries_;
   Topology topology_;
   std::shared_ptr<const TensorValues> values_;

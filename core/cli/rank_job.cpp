@@ -56,6 +56,7 @@ HostPort host_port(const std::string& what, const std::string& text) {
 }
 
 RankJob::RankJob(const Experiment& experiment, Part part) : job_(experiment), part_(part) {
+  job_.require_memory();
   trainers_ = count_side(job_.problem().source_ranks(), 0, "trainer");
   workers_ = count_side(job_.problem().destination_ranks(), trainers_, "worker");
   const Rank expected = part == Part::trainer ? trainers_ : workers_;
@@ -103,6 +104,7 @@ EngineOptions RankJob::engine_options() const {
   options.limits.pool_bytes = e.pool_bytes;
   options.verify = e.process.digest;
   options.environment = settings_from_environment();
+  options.device = job_.device_of(part_ == Part::trainer ? number_ : trainers_ + number_);
   options.token = token_;
   options.deadline =
       std::chrono::milliseconds(static_cast<std::int64_t>(e.deadline_seconds * 1000));

@@ -16,9 +16,10 @@ namespace m2n::cli {
 namespace {
 
 /// Everything else is the dump's to say.
-constexpr std::array<std::string_view, 14> kFlags = {
-    "transport",  "rounds", "deadline", "topology",      "dump",        "plugin",  "json",
-    "transport.", "run.",   "dump.",    "source.values", "source.path", "values.", "topology.file"};
+constexpr std::array<std::string_view, 16> kFlags = {
+    "memory",        "devices",     "transport", "rounds",       "deadline", "topology",
+    "dump",          "plugin",      "json",      "transport.",   "run.",     "dump.",
+    "source.values", "source.path", "values.",   "topology.file"};
 
 void require_known(const std::string& word) {
   const std::string_view flag = std::string_view(word).substr(2, word.find('=') - 2);

@@ -14,6 +14,7 @@
 #include <optional>
 #include <tuple>
 
+#include "core/api/memory.hpp"
 #include "core/cli/commands.hpp"
 #include "core/cli/dump.hpp"
 #include "core/cli/explain.hpp"
@@ -24,7 +25,6 @@
 #include "core/engine/oracle.hpp"
 #include "core/error.hpp"
 #include "core/plan/certificate.hpp"
-#include "core/tensor/digest.hpp"
 
 namespace m2n::cli {
 namespace {
@@ -58,6 +58,7 @@ void print_json(const Job& job, const Result& result) {
                    {"gb_per_s", result.gb_per_s()},
                    {"planner", job.experiment().planner},
                    {"transport", job.experiment().transport},
+                   {"memory", to_string(job.experiment().memory)},
                    {"parameters", result.plan.parameters},
                    {"regions", result.plan.regions},
                    {"rounds", job.experiment().rounds},
@@ -100,6 +101,7 @@ void print_table(const Job& job, const Result& result, const std::string& title)
   table.add({"transport", experiment.transport + ": connected in " +
                               human_seconds(result.job.connect_seconds) + ", prepared in " +
                               human_seconds(result.job.prepare_seconds)});
+  table.add({"memory", std::string(to_string(experiment.memory))});
   table.add({"moved", human_bytes(result.plan.bytes) + " between ranks, " +
                           human_bytes(result.plan.local_bytes) + " inside"});
   table.add({"round", human_seconds(result.seconds()) + " (median of " +
@@ -159,8 +161,9 @@ class Inspection {
       const Box whole = Box::whole(tensor.shape);
       add(Role::destination, rank,
           {{static_cast<std::uint32_t>(index),
-            digest_of_box(tensor.shape, whole, tensor.dtype, tensor.data,
-                          row_major(tensor.shape))}});
+            memory_of(tensor.place.space)
+                .digest_of_box(tensor.shape, whole, tensor.dtype, tensor.buffer(),
+                               row_major(tensor.shape))}});
       if (job_.experiment().dump_shards) {
         dump_->add_full_tensor(rank, index, tensor);
       }
@@ -210,6 +213,7 @@ int run_experiment(const Experiment& experiment, const std::string& title) {
   Progress progress(!experiment.json);
   progress.phase("reading");
   const Job job(experiment);
+  job.require_memory();
 
   progress.phase("planning");
   Result result;
