@@ -20,6 +20,7 @@
 
 #include "core/error.hpp"
 #include "transports/nccl_m2n/log.hpp"
+#include "transports/nccl_m2n/options.hpp"
 
 namespace m2n::nccl_m2n {
 namespace {
