@@ -37,13 +37,18 @@ std::vector<PluginSpec> specs_of(const std::string& kind, const std::string& lis
                                    "' has an empty name; expected NAME[:KEY=VALUE...],...");
     }
     PluginSpec spec{text, words.front(), {}};
+    std::string key;
     for (std::size_t i = 1; i < words.size(); ++i) {
       const std::size_t equals = words[i].find('=');
-      if (equals == words[i].npos || equals == 0) {
+      if (equals != words[i].npos && equals > 0) {
+        key = words[i].substr(0, equals);
+        spec.options[key] = words[i].substr(equals + 1);
+      } else if (!key.empty()) {
+        spec.options[key] += ":" + words[i];  // a colon of the value
+      } else {
         throw Error(Errc::usage,
                     kind + " '" + text + "' has '" + words[i] + "' where KEY=VALUE was expected");
       }
-      spec.options[words[i].substr(0, equals)] = words[i].substr(equals + 1);
     }
     spec.options.insert(shared.begin(), shared.end());  // its own win
     out.push_back(std::move(spec));

@@ -178,6 +178,21 @@ BOOST_AUTO_TEST_CASE(an_experiment_of_its_own_is_a_workload) {
   BOOST_TEST(number(cells[1], "workers") == 3);
 }
 
+BOOST_AUTO_TEST_CASE(a_word_without_a_key_belongs_to_the_value_before_it) {
+  const TemporaryFolder folder;
+  const std::string islands = R"({"islands": [{"ranks": [0, 1]}], "link_gb_per_s": 10})";
+  folder.write("a:b.json", islands);
+  const Outcome outcome = m2n(folder, bench({"--workload", "1x1MiB", "--json", "--transport",
+                                             "simulated:topology=./a:b.json"}));
+  BOOST_TEST_REQUIRE(outcome.status == 0, outcome.err);
+  const auto cells = cells_of(outcome);
+  BOOST_TEST_REQUIRE(cells.size() == 1U);
+  BOOST_TEST(text(cells[0], "transport") == "simulated:topology=./a:b.json");
+  // 1 MiB over such a link, and no faster one.
+  BOOST_TEST(number(cells[0], "transfer_seconds_p50") == 1048576 / 10e9,
+             boost::test_tools::tolerance(0.05));
+}
+
 struct Lie {
   std::string why;
   std::string transport;
