@@ -145,7 +145,7 @@ Workload equal_workload(const std::string& name, EqualTensors w, const WorkloadC
   std::shared_ptr<const Layout> destination;
   if (w.layout == "slices") {
     const Index width = w.row_bytes / 2;
-    shape = {w.bytes / w.row_bytes, 4 * context.workers * width};
+    shape = {w.bytes / w.row_bytes, checked_mul(Index{4} * context.workers, width)};
     std::vector<RankPiece> pieces;
     for (Rank worker = 0; worker < context.workers; ++worker) {
       const Index first = (context.workers + worker) * width;
