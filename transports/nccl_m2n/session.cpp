@@ -81,7 +81,7 @@ class M2nSession final : public nccl::CalledSession {
   ~M2nSession() override { finish(); }
 
   /// The library's memory serves all sessions of the connection.
-  virtual std::optional<std::uint64_t> extra_bytes() const {
+  std::optional<std::uint64_t> extra_bytes() const override {
     return connection_->taken_bytes + buffers_.mirror_bytes();
   }
 

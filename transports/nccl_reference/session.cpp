@@ -85,7 +85,7 @@ class ReferenceSession final : public nccl::CalledSession {
     }
   }
 
-  virtual std::optional<std::uint64_t> extra_bytes() const {
+  std::optional<std::uint64_t> extra_bytes() const override {
     return memory_bytes_ + made_->table.bytes() + buffers_.mirror_bytes();
   }
 
