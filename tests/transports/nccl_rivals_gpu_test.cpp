@@ -149,10 +149,14 @@ class Lent {
   std::vector<DeviceMemory> device_;
 };
 
+/// Also that sources come before destinations: otherwise the library goes through a network card.
 bool expressible(const Problem& problem) {
   try {
     for (std::uint32_t p = 0; p < problem.parameters().size(); ++p) {
-      nccl_m2n::express(problem, p, {});
+      const nccl_m2n::Form form = nccl_m2n::express(problem, p, {});
+      if (form.source.start > form.destination.start) {
+        return false;
+      }
     }
     return true;
   } catch (const Error&) {
