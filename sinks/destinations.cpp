@@ -33,15 +33,54 @@ bool cast_or_fail(const std::string& name, DType from, DType to, bool may_cast) 
   return true;
 }
 
+/// A model, and the workers that keep it.
+struct Keepers {
+  const WorkerModel* model = nullptr;
+  std::vector<Rank> ranks;
+  std::vector<std::uint32_t> tensors;  ///< Number of each section's tensor, in order.
+};
+
+std::vector<Keepers> keepers_of(const WorkerModels& models, Rank first_worker) {
+  std::vector<Keepers> all;
+  std::unordered_map<const WorkerModel*, std::size_t> numbers;
+  for (std::size_t w = 0; w < models.size(); ++w) {
+    const auto [number, fresh] = numbers.emplace(models[w].get(), all.size());
+    if (fresh) {
+      all.push_back({models[w].get(), {}, {}});
+    }
+    all[number->second].ranks.push_back(first_worker + static_cast<Rank>(w));
+  }
+  return all;
+}
+
+/// Of a tensor, in the parameter of every worker that keeps a model.
+struct KeptPiece {
+  const Keepers* keepers;
+  Piece piece;
+};
+
 /// What the workers do with one tensor.
 struct Gathered {
-  std::vector<RankPiece> pieces;
+  std::vector<KeptPiece> pieces;
   std::vector<std::string> parameters;  ///< By slot.
   DType dtype = DType::f32;
   bool may_cast = false;
   std::string not_strict;  ///< Why strict would fall back; empty when it would not.
   std::string not_direct;  ///< Why any route would.
 };
+
+/// Worker by worker.
+std::vector<RankPiece> by_rank(const std::vector<KeptPiece>& kept) {
+  std::vector<RankPiece> pieces;
+  for (const KeptPiece& one : kept) {
+    for (const Rank rank : one.keepers->ranks) {
+      pieces.push_back({rank, one.piece});
+    }
+  }
+  std::stable_sort(pieces.begin(), pieces.end(),
+                   [](const RankPiece& a, const RankPiece& b) { return a.rank < b.rank; });
+  return pieces;
+}
 
 /// Tensors that must go the same way.
 class Groups {
@@ -122,11 +161,13 @@ std::string not_direct(const WorkerParameter& parameter) {
 }
 
 /// All workers must follow one expert map, and refresh what they derive.
-void require_consistent(const std::vector<WorkerModel>& models) {
-  for (const WorkerModel& model : models) {
-    if (model.arrangement != models.front().arrangement) {
-      fail("workers follow expert maps of versions " + std::to_string(models.front().arrangement) +
-           " and " + std::to_string(model.arrangement) + "; all must follow one");
+void require_consistent(const std::vector<Keepers>& all) {
+  for (const Keepers& keepers : all) {
+    const WorkerModel& model = *keepers.model;
+    if (model.arrangement != all.front().model->arrangement) {
+      fail("workers follow expert maps of versions " +
+           std::to_string(all.front().model->arrangement) + " and " +
+           std::to_string(model.arrangement) + "; all must follow one");
     }
     for (const DerivedTensor& derived : model.derived) {
       if (!derived.refresh) {
@@ -138,41 +179,34 @@ void require_consistent(const std::vector<WorkerModel>& models) {
   }
 }
 
-}  // namespace
-
-Destinations destinations_of_models(const std::vector<WorkerModel>& models, Rank first_worker,
-                                    std::span<const ParamSpec> params, const DtypePolicy& dtypes,
-                                    Route route) {
-  std::unordered_map<std::string_view, std::size_t> numbers;
+/// Both sides of a misfit: what is needed and not sent, what is sent and not known. Numbers the
+/// tensors of every section.
+/// @return which tensors have a place.
+std::vector<bool> require_fit(std::vector<Keepers>& all, std::span<const ParamSpec> params) {
+  std::unordered_map<std::string_view, std::uint32_t> numbers(params.size());
   for (const ParamSpec& param : params) {
-    if (!numbers.emplace(param.name, numbers.size()).second) {
+    if (!numbers.emplace(param.name, static_cast<std::uint32_t>(numbers.size())).second) {
       fail("tensor '" + param.name + "' is sent twice");
     }
   }
-
-  require_consistent(models);
-  // Both sides of a misfit first: what is needed and not sent, what is sent and not known.
   std::vector<bool> placed(params.size(), false);
   std::vector<bool> known(params.size(), false);
   std::vector<std::string> missing;
   std::unordered_set<std::string_view> missed;
-  std::unordered_set<std::string_view> padded;
-  for (const WorkerModel& model : models) {
-    for (const std::string& name : model.ignored) {
+  for (Keepers& keepers : all) {
+    for (const std::string& name : keepers.model->ignored) {
       if (const auto found = numbers.find(name); found != numbers.end()) {
         known[found->second] = true;
       }
     }
-    for (const WorkerParameter& parameter : model.parameters) {
+    for (const WorkerParameter& parameter : keepers.model->parameters) {
       for (const Section& section : parameter.sections) {
         if (const auto found = numbers.find(section.tensor); found != numbers.end()) {
           placed[found->second] = true;
+          keepers.tensors.push_back(found->second);
         } else if (missed.insert(section.tensor).second) {
           missing.push_back(section.tensor);
         }
-      }
-      if (!parameter.padding.empty()) {
-        padded.insert(parameter.name);
       }
     }
   }
@@ -189,68 +223,127 @@ Destinations destinations_of_models(const std::vector<WorkerModel>& models, Rank
          (unknown.empty() ? std::string("a place for everything")
                           : "no place for " + list_of(unknown)));
   }
+  return placed;
+}
+
+/// What all workers do with each tensor, and which tensors go together.
+class Gathering {
+ public:
+  Gathering(const std::vector<Keepers>& all, std::span<const ParamSpec> params,
+            const DtypePolicy& dtypes)
+      : tensors(params.size()),
+        modules(params.size()),
+        shared(params.size()),
+        params_(params),
+        dtypes_(dtypes) {
+    for (const Keepers& keepers : all) {
+      for (const WorkerParameter& parameter : keepers.model->parameters) {
+        if (!parameter.padding.empty()) {
+          padded_.insert(parameter.name);
+        }
+      }
+    }
+    for (const Keepers& keepers : all) {
+      gather(keepers);
+    }
+  }
+
+  std::vector<Gathered> tensors;
+  Groups modules;
+  Groups shared;  ///< Tensors that a loader needs at the same time.
+
+ private:
+  void gather(const Keepers& keepers) {
+    std::size_t at = 0;
+    for (const WorkerParameter& parameter : keepers.model->parameters) {
+      if (parameter.sections.empty()) {
+        continue;
+      }
+      const Target target{parameter, keepers, dtypes_.of(parameter),
+                          dtypes_.may_cast(parameter.name), not_direct(parameter)};
+      const std::uint32_t first = keepers.tensors[at];
+      const auto module = module_tensor_.emplace(module_of(parameter.name), first).first->second;
+      for (const Section& section : parameter.sections) {
+        const std::uint32_t number = keepers.tensors[at++];
+        shared.unite(number, first);
+        modules.unite(number, module);
+        add(section, number, target);
+      }
+    }
+  }
+
+  struct Target {
+    const WorkerParameter& parameter;
+    const Keepers& keepers;
+    DType dtype;
+    bool may_cast;
+    std::string not_direct;
+  };
+
+  void add(const Section& section, std::uint32_t number, const Target& target) {
+    const WorkerParameter& parameter = target.parameter;
+    Gathered& tensor = tensors[number];
+    if (tensor.parameters.empty()) {
+      tensor.dtype = target.dtype;
+    } else if (tensor.dtype != target.dtype) {
+      fail("tensor '" + section.tensor + "' feeds parameter '" + tensor.parameters.front() +
+           "' as " + std::string(to_string(tensor.dtype)) + " and '" + parameter.name + "' as " +
+           std::string(to_string(target.dtype)) + "; one dtype would do");
+    }
+    auto slot = std::find(tensor.parameters.begin(), tensor.parameters.end(), parameter.name);
+    if (slot == tensor.parameters.end()) {
+      slot = tensor.parameters.insert(slot, parameter.name);
+    }
+    tensor.may_cast = target.may_cast;
+    if (tensor.not_strict.empty()) {
+      tensor.not_strict = tensor.parameters.size() > 1
+                              ? "it lies in several parameters"
+                              : not_strict(*target.keepers.model, parameter, params_[number],
+                                           target.dtype, padded_.contains(parameter.name));
+    }
+    if (!target.not_direct.empty()) {
+      tensor.not_direct = target.not_direct;
+    }
+    if (!section.box.empty()) {
+      tensor.pieces.push_back(
+          {&target.keepers,
+           {section.box,
+            {static_cast<std::uint32_t>(slot - tensor.parameters.begin()),
+             checked_mul_bytes(static_cast<std::uint64_t>(section.offset), bytes_of(target.dtype)),
+             section.strides}}});
+    }
+  }
+
+  std::span<const ParamSpec> params_;
+  const DtypePolicy& dtypes_;
+  std::unordered_set<std::string_view> padded_;
+  std::unordered_map<std::string_view, std::uint32_t> module_tensor_;
+};
+
+}  // namespace
+
+Destinations destinations_of_models(const WorkerModels& models, Rank first_worker,
+                                    std::span<const ParamSpec> params, const DtypePolicy& dtypes,
+                                    Route route) {
+  std::vector<Keepers> all = keepers_of(models, first_worker);
+  require_consistent(all);
+  const std::vector<bool> placed = require_fit(all, params);
   Catalogue sent;
   for (const ParamSpec& param : params) {
     sent.push_back({param.name, param.dtype, param.shape});
   }
-
-  std::vector<Gathered> gathered(params.size());
-  Groups groups(params.size());
-  Groups shared(params.size());  // tensors that a loader needs at the same time
-  std::unordered_map<std::string_view, std::size_t> module_tensor;
-  std::vector<Rank> ranks;
-  for (std::size_t w = 0; w < models.size(); ++w) {
-    check_worker_model(models[w], sent);
-    const Rank rank = first_worker + static_cast<Rank>(w);
-    ranks.push_back(rank);
-    for (const WorkerParameter& parameter : models[w].parameters) {
-      const DType dtype = dtypes.of(parameter);
-      for (const Section& section : parameter.sections) {
-        const std::size_t number = numbers.at(section.tensor);
-        Gathered& tensor = gathered[number];
-        if (tensor.parameters.empty()) {
-          tensor.dtype = dtype;
-        } else if (tensor.dtype != dtype) {
-          fail("tensor '" + section.tensor + "' feeds parameter '" + tensor.parameters.front() +
-               "' as " + std::string(to_string(tensor.dtype)) + " and '" + parameter.name +
-               "' as " + std::string(to_string(dtype)) + "; one dtype would do");
-        }
-        auto slot = std::find(tensor.parameters.begin(), tensor.parameters.end(), parameter.name);
-        if (slot == tensor.parameters.end()) {
-          slot = tensor.parameters.insert(slot, parameter.name);
-        }
-        tensor.may_cast = dtypes.may_cast(parameter.name);
-        if (tensor.parameters.size() > 1) {
-          tensor.not_strict = "it lies in several parameters";
-        } else if (const std::string why = not_strict(models[w], parameter, params[number], dtype,
-                                                      padded.contains(parameter.name));
-                   !why.empty()) {
-          tensor.not_strict = why;
-        }
-        if (std::string why = not_direct(parameter); !why.empty()) {
-          tensor.not_direct = std::move(why);
-        }
-        shared.unite(number, numbers.at(parameter.sections.front().tensor));
-        if (!section.box.empty()) {
-          tensor.pieces.push_back(
-              {rank,
-               {section.box,
-                {static_cast<std::uint32_t>(slot - tensor.parameters.begin()),
-                 checked_mul_bytes(static_cast<std::uint64_t>(section.offset), bytes_of(dtype)),
-                 section.strides}}});
-        }
-        const auto module = module_tensor.emplace(module_of(parameter.name), number).first;
-        groups.unite(number, module->second);
-      }
-    }
-  }
+  check_worker_models(models, sent);
+  Gathering gathering(all, params, dtypes);
+  std::vector<Gathered>& gathered = gathering.tensors;
+  std::vector<Rank> ranks(models.size());
+  std::iota(ranks.begin(), ranks.end(), first_worker);
 
   // A module goes one way as a whole: one tensor that falls back takes its neighbours along.
   std::unordered_map<std::size_t, std::size_t> falls_back;  // group -> the tensor that decides
   for (std::size_t i = 0; i < params.size(); ++i) {
     if (!gathered[i].not_direct.empty() ||
         (route == Route::strict && !gathered[i].not_strict.empty())) {
-      falls_back.emplace(groups.find(i), i);
+      falls_back.emplace(gathering.modules.find(i), i);
     }
   }
 
@@ -277,20 +370,21 @@ Destinations destinations_of_models(const std::vector<WorkerModel>& models, Rank
     const bool cast = cast_or_fail(param.name, param.dtype, tensor.dtype, tensor.may_cast);
     const bool in_one_parameter = tensor.parameters.size() == 1;
     std::vector<Rank> holders;
-    for (const RankPiece& held : tensor.pieces) {
+    std::vector<RankPiece> pieces = by_rank(tensor.pieces);
+    for (const RankPiece& held : pieces) {
       if (holders.empty() || holders.back() != held.rank) {
         holders.push_back(held.rank);
       }
     }
-    result.places.push_back({table.intern(Layout::explicit_pieces(param.shape, tensor.dtype, ranks,
-                                                                  std::move(tensor.pieces))),
-                             std::move(tensor.parameters)});
-    const auto decider = falls_back.find(groups.find(i));
+    result.places.push_back(
+        {table.intern(Layout::explicit_pieces(param.shape, tensor.dtype, ranks, std::move(pieces))),
+         std::move(tensor.parameters)});
+    const auto decider = falls_back.find(gathering.modules.find(i));
     if (moves(param) && (route == Route::fallback || decider != falls_back.end())) {
       resolution.mode = Mode::fallback;
       // As the reference does, every worker gets it; where we decide, those that need it.
       resolution.side = full_side(param, ranks, route == Route::fused ? holders : ranks, table);
-      resolution.together = "with " + params[shared.find(i)].name;
+      resolution.together = "with " + params[gathering.shared.find(i)].name;
       if (route == Route::fallback) {
         resolution.reason = "this sink loads everything";
       } else if (!tensor.not_direct.empty()) {

@@ -30,7 +30,7 @@ struct Destinations {
 /// Places by worker models. Equal geometries share one layout.
 /// @throws Error{bad_argument} when a model needs a tensor that is not in @p params, when no model
 ///         knows a tensor, or when dtypes differ and may not.
-Destinations destinations_of_models(const std::vector<WorkerModel>& models, Rank first_worker,
+Destinations destinations_of_models(const WorkerModels& models, Rank first_worker,
                                     std::span<const ParamSpec> params, const DtypePolicy& dtypes,
                                     Route route);
 

@@ -280,7 +280,7 @@ class HostSink final : public WeightSink {
       fail("rank " + std::to_string(rank_) + " is no worker; workers are " +
            std::to_string(models_->size()) + " ranks from " + std::to_string(first_worker_));
     }
-    const WorkerModel& model = (*models_)[static_cast<std::size_t>(worker)];
+    const WorkerModel& model = *(*models_)[static_cast<std::size_t>(worker)];
     for (const WorkerParameter& parameter : model.parameters) {
       Kept kept;
       kept.name = parameter.name;
@@ -384,7 +384,7 @@ class HostSink final : public WeightSink {
   HostSinkKind kind_;
   Rank rank_;
   Rank first_worker_;
-  std::shared_ptr<const std::vector<WorkerModel>> models_;
+  std::shared_ptr<const WorkerModels> models_;
   std::vector<Resolution> declared_;
   DtypePolicy dtypes_;
   MemoryPlace place_;

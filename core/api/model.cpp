@@ -7,6 +7,7 @@
 #include <boost/json.hpp>
 #include <numeric>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "core/error.hpp"
@@ -314,12 +315,33 @@ std::string model_type_of(std::string_view config, const std::string& where) {
   return std::string(type->as_string());
 }
 
-void check_worker_model(const WorkerModel& model, const Catalogue& checkpoint) {
-  std::unordered_map<std::string_view, const TensorInfo*> tensors;
+WorkerModels ModelFamily::workers(const Deployment& deployment, const Catalogue& checkpoint) const {
+  WorkerModels models;
+  for (Rank w = 0; w < deployment.workers; ++w) {
+    const Rank twin = w % replica_workers(deployment);
+    models.push_back(twin == w
+                         ? std::make_shared<const WorkerModel>(worker(deployment, w, checkpoint))
+                         : models[static_cast<std::size_t>(twin)]);
+  }
+  return models;
+}
+
+namespace {
+
+using Tensors = std::unordered_map<std::string_view, const TensorInfo*>;
+
+Tensors by_name(const Catalogue& checkpoint) {
+  Tensors tensors(checkpoint.size());
   for (const TensorInfo& tensor : checkpoint) {
     tensors.emplace(tensor.name, &tensor);
   }
-  std::unordered_map<std::string_view, const WorkerParameter*> parameters;
+  return tensors;
+}
+
+using Parameters = std::unordered_map<std::string_view, const WorkerParameter*>;
+
+void check_model(const WorkerModel& model, const Tensors& tensors) {
+  Parameters parameters(model.parameters.size());
   for (const WorkerParameter& parameter : model.parameters) {
     if (!parameters.emplace(parameter.name, &parameter).second) {
       bad_model("parameter '" + parameter.name + "' stands twice in the worker's model");
@@ -355,6 +377,22 @@ void check_worker_model(const WorkerModel& model, const Catalogue& checkpoint) {
       bad_model("parameter '" + parameter.name + "' must equal '" + parameter.same_as +
                 "', which is no live parameter of its shape " + to_string(parameter.shape) +
                 " and dtype " + std::string(to_string(parameter.dtype)));
+    }
+  }
+}
+
+}  // namespace
+
+void check_worker_model(const WorkerModel& model, const Catalogue& checkpoint) {
+  check_model(model, by_name(checkpoint));
+}
+
+void check_worker_models(const WorkerModels& models, const Catalogue& checkpoint) {
+  const Tensors tensors = by_name(checkpoint);
+  std::unordered_set<const WorkerModel*> seen;
+  for (const auto& model : models) {
+    if (seen.insert(model.get()).second) {
+      check_model(*model, tensors);
     }
   }
 }

@@ -79,6 +79,9 @@ struct WorkerModel {
   std::uint64_t arrangement = 0;  ///< Version of the expert map that this follows.
 };
 
+/// By worker. Workers that keep the same share one.
+using WorkerModels = std::vector<std::shared_ptr<const WorkerModel>>;
+
 /// A family of models, for one size of it.
 ///
 /// - Threads: const calls from several threads.
@@ -97,6 +100,8 @@ class ModelFamily {
   /// the model does not need, or hold others that it ignores).
   virtual WorkerModel worker(const Deployment& deployment, Rank worker,
                              const Catalogue& checkpoint) const = 0;
+  /// The same for all workers of a deployment; replicas share one.
+  virtual WorkerModels workers(const Deployment& deployment, const Catalogue& checkpoint) const;
 };
 
 struct ModelContext {
@@ -112,5 +117,7 @@ std::string model_type_of(std::string_view config, const std::string& where);
 /// @throws Error{bad_argument} naming parameter and box unless sections and padding cover every
 ///         element of every parameter of @p model exactly once, and sections fit their tensors.
 void check_worker_model(const WorkerModel& model, const Catalogue& checkpoint);
+/// The same for all of them, each once.
+void check_worker_models(const WorkerModels& models, const Catalogue& checkpoint);
 
 }  // namespace m2n

@@ -126,11 +126,11 @@ class WeightSink {
 /// What a sink is made from: either models (one a worker) or the sides of a problem file.
 struct SinkContext {
   Options options;
-  Rank rank = 0;                                           ///< In the world.
-  Rank first_worker = 0;                                   ///< World rank of worker 0.
-  std::shared_ptr<const std::vector<WorkerModel>> models;  ///< By worker; null with declared.
-  std::vector<Resolution> declared = {};                   ///< Of a problem file.
-  MemoryPlace place = {};                                  ///< Of the memory that the sink takes.
+  Rank rank = 0;                               ///< In the world.
+  Rank first_worker = 0;                       ///< World rank of worker 0.
+  std::shared_ptr<const WorkerModels> models;  ///< Null with declared.
+  std::vector<Resolution> declared = {};       ///< Of a problem file.
+  MemoryPlace place = {};                      ///< Of the memory that the sink takes.
 };
 using SinkRegistry = Registry<WeightSink, SinkContext>;
 

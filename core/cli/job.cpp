@@ -71,7 +71,7 @@ void Job::apply_relabelling() {
     return;
   }
   // A worker keeps what the part that it plays now needs.
-  auto models = std::make_shared<std::vector<WorkerModel>>(models_->size());
+  auto models = std::make_shared<WorkerModels>(models_->size());
   const std::vector<Rank>& ranks = problem_->destination_ranks();
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     const auto plays = static_cast<std::size_t>(relabelling_->ranks[i] - first_worker_);
@@ -169,16 +169,7 @@ void Job::build_from_model() {
     experiment_.sink["tensor_parallel"] = std::to_string(experiment_.tensor_parallel);
   }
   const Deployment deployment = take_deployment(experiment_.sink, experiment_.sink_workers);
-  const auto models = std::make_shared<std::vector<WorkerModel>>();
-  for (Rank worker = 0; worker < deployment.workers; ++worker) {
-    if (const Rank twin = worker % replica_workers(deployment); twin != worker) {
-      models->push_back((*models)[static_cast<std::size_t>(twin)]);
-      continue;
-    }
-    models->push_back(family->worker(deployment, worker, values_->catalogue()));
-    check_worker_model(models->back(), values_->catalogue());
-  }
-  models_ = models;
+  models_ = std::make_shared<const WorkerModels>(family->workers(deployment, values_->catalogue()));
   source_ranks_ = experiment_.source_ranks;
   first_worker_ = experiment_.source_ranks;
   resolve_models();
@@ -287,7 +278,7 @@ Comparison verify_worker(const Job& job, Rank rank, WeightSink* sink,
   if (job.models() != nullptr) {
     if (const auto live = sink->live(); !live.empty()) {
       const auto worker = static_cast<std::size_t>(rank - job.first_worker());
-      return verify_model((*job.models())[worker], rank, live, values);
+      return verify_model(*(*job.models())[worker], rank, live, values);
     }
   }
   return verify_pieces(job.problem(), rank, destination, values, job.resolutions());

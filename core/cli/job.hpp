@@ -31,7 +31,7 @@ class Job {
   const std::vector<Resolution>& resolutions() const noexcept { return resolutions_; }
   const TensorValues& values() const noexcept { return *values_; }
   /// Null for a problem file.
-  const std::vector<WorkerModel>* models() const noexcept { return models_.get(); }
+  const WorkerModels* models() const noexcept { return models_.get(); }
   /// What --relabel did; nothing when it was not asked for.
   const std::optional<Relabelling>& relabelling() const noexcept { return relabelling_; }
   /// World rank of worker 0 of a model's deployment.
@@ -69,7 +69,7 @@ class Job {
   Registries registries_;
   Topology topology_;
   std::shared_ptr<const TensorValues> values_;
-  std::shared_ptr<const std::vector<WorkerModel>> models_;
+  std::shared_ptr<const WorkerModels> models_;
   std::vector<ParamSpec> declared_source_;
   std::vector<Resolution> declared_sink_;
   Rank source_ranks_ = 0;

@@ -155,17 +155,16 @@ void append_rows(const BufferUse& use, std::vector<std::pair<ByteSpan, std::uint
   }
 }
 
+/// One buffer, rank by rank.
 class DestinationMemory {
  public:
   explicit DestinationMemory(const std::vector<Parameter>& parameters) : parameters_(parameters) {}
 
-  void add(Rank rank, std::uint32_t buffer, const BufferUse& use) {
-    uses_[{buffer, rank}].push_back(use);
-  }
+  void add(Rank rank, const BufferUse& use) { uses_[rank].push_back(use); }
 
   /// No two elements at one address.
   void check() {
-    for (auto& [key, uses] : uses_) {
+    for (auto& [rank, uses] : uses_) {
       std::sort(uses.begin(), uses.end(),
                 [](const BufferUse& a, const BufferUse& b) { return a.span.begin < b.span.begin; });
       // Views whose spans overlap form a cluster; only inside one can addresses meet.
@@ -173,7 +172,7 @@ class DestinationMemory {
       std::uint64_t end = 0;
       for (std::size_t i = 0; i <= uses.size(); ++i) {
         if (i == uses.size() || (i > first && uses[i].span.begin >= end)) {
-          check_cluster(key.second, uses, first, i);
+          check_cluster(rank, uses, first, i);
           first = i;
           end = 0;
         }
@@ -209,7 +208,7 @@ class DestinationMemory {
   }
 
   const std::vector<Parameter>& parameters_;
-  std::map<std::pair<std::uint32_t, Rank>, std::vector<BufferUse>> uses_;
+  std::map<Rank, std::vector<BufferUse>> uses_;
 };
 
 BufferTable number_buffers(const std::vector<Parameter>& parameters, Side Parameter::*side) {
@@ -231,31 +230,48 @@ BufferTable number_buffers(const std::vector<Parameter>& parameters, Side Parame
 }
 
 /// Checks the destination's memory: buffers that several views share, or strides that may collide.
+/// Buffers that the same layouts share in the same order are checked once.
 void check_destination_memory(const std::vector<Parameter>& parameters,
                               const BufferTable& buffers) {
-  std::vector<std::uint32_t> users(buffers.names.size(), 0);
-  for (const auto& slots : buffers.of_parameter) {
-    for (const std::uint32_t buffer : slots) {
-      ++users[buffer];
+  struct User {
+    std::uint32_t parameter;
+    std::uint32_t slot;
+  };
+  std::vector<std::vector<User>> users(buffers.names.size());
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const std::vector<std::uint32_t>& slots = buffers.of_parameter[i];
+    for (std::size_t slot = 0; slot < slots.size(); ++slot) {
+      users[slots[slot]].push_back(
+          {static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(slot)});
     }
   }
-  DestinationMemory memory(parameters);
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const Layout& layout = *parameters[i].destination.layout;
-    const std::vector<std::uint32_t>& slots = buffers.of_parameter[i];
-    const bool shared = std::any_of(slots.begin(), slots.end(),
-                                    [&](std::uint32_t buffer) { return users[buffer] > 1; });
-    if (!shared && layout.compact_by_design()) {
+  std::set<std::vector<std::pair<const Layout*, std::uint32_t>>> checked;
+  for (const std::vector<User>& sharing : users) {
+    if (sharing.size() == 1 &&
+        parameters[sharing.front().parameter].destination.layout->compact_by_design()) {
       continue;
     }
-    const std::uint64_t item_bytes = bytes_of(layout.dtype());
-    for (const RankPiece& entry : layout.pieces()) {
-      memory.add(entry.rank, slots[entry.piece.view.buffer],
-                 {static_cast<std::uint32_t>(i), &entry.piece, item_bytes,
-                  byte_span(entry.piece.box.extents(), entry.piece.view, item_bytes)});
+    std::vector<std::pair<const Layout*, std::uint32_t>> signature;
+    for (const User& user : sharing) {
+      signature.emplace_back(parameters[user.parameter].destination.layout.get(), user.slot);
     }
+    if (!checked.insert(std::move(signature)).second) {
+      continue;
+    }
+    DestinationMemory memory(parameters);
+    for (const User& user : sharing) {
+      const Layout& layout = *parameters[user.parameter].destination.layout;
+      const std::uint64_t item_bytes = bytes_of(layout.dtype());
+      for (const RankPiece& entry : layout.pieces()) {
+        if (entry.piece.view.buffer == user.slot) {
+          memory.add(entry.rank,
+                     {user.parameter, &entry.piece, item_bytes,
+                      byte_span(entry.piece.box.extents(), entry.piece.view, item_bytes)});
+        }
+      }
+    }
+    memory.check();
   }
-  memory.check();
 }
 
 std::vector<Rank> ranks_of_side(const std::vector<Parameter>& parameters, Side Parameter::*side) {

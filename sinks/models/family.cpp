@@ -59,27 +59,21 @@ class TableFamily final : public ModelFamily {
   std::string_view name() const noexcept override { return table_.family; }
   const Catalogue& catalogue() const override { return catalogue_; }
 
-  WorkerModel worker(const Deployment& deployment, Rank worker,
+  WorkerModel worker(const Deployment& deployment, Rank worker_rank,
                      const Catalogue& checkpoint) const override {
-    const Seat seat = seat_of(deployment, worker);
-    const std::vector<Index> stages = layers_of_stages(deployment, table_.layers);
-    WorkerModel model;
-    const Offered offered = offer(checkpoint, model.ignored);
-    require_fit(checkpoint, offered, model.ignored);
-    model.not_plain = deployment.pipeline_parallel > 1 ? "layers are spread over pipeline stages"
-                                                       : table_.not_plain;
-    model.arrangement = deployment.experts.version;
-    for_each_row([&](const Row& row, Index layer) {
-      const bool missing = !row.same_as.empty() &&
-                           !offered.contains(tensor_name(row.parts.front().tensor, layer, 0));
-      if (row.kept && !missing && on_stage(row, layer, seat, stages)) {
-        model.parameters.push_back(parameter(row, layer, deployment, seat, offered));
-      }
-    });
-    if (table_.derive) {
-      table_.derive(model, deployment, seat);
+    return worker(deployment, worker_rank, fit(checkpoint));
+  }
+
+  WorkerModels workers(const Deployment& deployment, const Catalogue& checkpoint) const override {
+    const Fitted fitted = fit(checkpoint);
+    WorkerModels models;
+    for (Rank w = 0; w < deployment.workers; ++w) {
+      const Rank twin = w % replica_workers(deployment);
+      models.push_back(twin == w
+                           ? std::make_shared<const WorkerModel>(worker(deployment, w, fitted))
+                           : models[static_cast<std::size_t>(twin)]);
     }
-    return model;
+    return models;
   }
 
  private:
@@ -131,8 +125,42 @@ class TableFamily final : public ModelFamily {
     return expanded(name, table_.checkpoint_root, layer, expert);
   }
 
-  Offered offer(const Catalogue& checkpoint, std::vector<std::string>& dropped) const {
+  /// A checkpoint that has what the model needs.
+  struct Fitted {
     Offered offered;
+    std::vector<std::string> ignored;
+  };
+
+  Fitted fit(const Catalogue& checkpoint) const {
+    Fitted fitted;
+    fitted.offered = offer(checkpoint, fitted.ignored);
+    require_fit(checkpoint, fitted.offered, fitted.ignored);
+    return fitted;
+  }
+
+  WorkerModel worker(const Deployment& deployment, Rank worker, const Fitted& fitted) const {
+    const Seat seat = seat_of(deployment, worker);
+    const std::vector<Index> stages = layers_of_stages(deployment, table_.layers);
+    WorkerModel model;
+    model.ignored = fitted.ignored;
+    model.not_plain = deployment.pipeline_parallel > 1 ? "layers are spread over pipeline stages"
+                                                       : table_.not_plain;
+    model.arrangement = deployment.experts.version;
+    for_each_row([&](const Row& row, Index layer) {
+      const bool missing = !row.same_as.empty() && !fitted.offered.contains(tensor_name(
+                                                       row.parts.front().tensor, layer, 0));
+      if (row.kept && !missing && on_stage(row, layer, seat, stages)) {
+        model.parameters.push_back(parameter(row, layer, deployment, seat, fitted.offered));
+      }
+    });
+    if (table_.derive) {
+      table_.derive(model, deployment, seat);
+    }
+    return model;
+  }
+
+  Offered offer(const Catalogue& checkpoint, std::vector<std::string>& dropped) const {
+    Offered offered(checkpoint.size());
     for (const TensorInfo& tensor : checkpoint) {
       const auto name = names_(tensor.name);
       if (!name) {

@@ -182,10 +182,8 @@ void bench_planning() {
   const std::shared_ptr<const TensorValues> values =
       registries.values.create("synthetic", {{}, family->catalogue()});
   const auto source = registries.sources.create("fsdp", {{}, 0, 8, values, {}});
-  auto models = std::make_shared<std::vector<WorkerModel>>();
-  for (Rank worker = 0; worker < 4; ++worker) {
-    models->push_back(family->worker({4, 4}, worker, values->catalogue()));
-  }
+  const auto models =
+      std::make_shared<const WorkerModels>(family->workers({4, 4}, values->catalogue()));
   const auto sink = registries.sinks.create("inplace", {{}, 8, 8, models, {}});
   std::vector<Parameter> parameters;
   const std::vector<Resolution> resolutions = sink->resolve(source->params());

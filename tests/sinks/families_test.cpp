@@ -412,6 +412,24 @@ BOOST_AUTO_TEST_CASE(a_padded_share_does_not_move_where_the_next_worker_starts) 
   }
 }
 
+/// What replicas keep is described once, so that a deployment costs what is distinct in it.
+BOOST_AUTO_TEST_CASE(replicas_share_one_model_and_it_is_that_of_each_worker) {
+  const auto model = make_model("llama", llama(4, 2, 4, 2, 2, 8, 64));
+  const WorkerModels workers = model->workers({6, 2}, model->catalogue());
+  BOOST_TEST_REQUIRE(workers.size() == 6U);
+  BOOST_TEST((workers[0] != workers[1]));
+  for (std::size_t w = 0; w < workers.size(); ++w) {
+    BOOST_TEST((workers[w] == workers[w % 2]));
+    const WorkerModel own = model->worker({6, 2}, static_cast<Rank>(w), model->catalogue());
+    BOOST_TEST_REQUIRE(own.parameters.size() == workers[w]->parameters.size());
+    for (std::size_t i = 0; i < own.parameters.size(); ++i) {
+      BOOST_TEST(own.parameters[i].name == workers[w]->parameters[i].name);
+      BOOST_TEST(origins(own.parameters[i], model->catalogue()) ==
+                 origins(workers[w]->parameters[i], model->catalogue()));
+    }
+  }
+}
+
 BOOST_AUTO_TEST_CASE(data_parallel_replicas_keep_the_same) {  // C15
   const auto model = make_model("llama", llama(4, 2, 4, 2, 2, 8, 64));
   for (Rank rank = 0; rank < 2; ++rank) {

@@ -129,7 +129,11 @@ std::unique_ptr<WeightSink> make_sink(const std::string& name,
   context.options = options;
   context.rank = first_worker + worker;
   context.first_worker = first_worker;
-  context.models = models;
+  auto all = std::make_shared<WorkerModels>();
+  for (const WorkerModel& model : *models) {
+    all->emplace_back(models, &model);
+  }
+  context.models = all;
   return house_registries().sinks.create(name, context);
 }
 

@@ -274,13 +274,8 @@ class Reshard {
       : small_(small), shape_(shape), trainer_(trainer), registries_(builtin_registries()) {
     const auto family = registries_.models.create(small.family, {small.options});
     values_ = registries_.values.create("synthetic", {{}, family->catalogue()});
-    const auto models = std::make_shared<std::vector<WorkerModel>>();
-    const Catalogue held = catalogue_of_source();
-    for (Rank w = 0; w < shape.deployment.workers; ++w) {
-      models->push_back(family->worker(shape.deployment, w, held));
-      check_worker_model(models->back(), held);
-    }
-    models_ = models;
+    models_ = std::make_shared<const WorkerModels>(
+        family->workers(shape.deployment, catalogue_of_source()));
   }
 
   /// @return how many tensors fell back.
@@ -354,7 +349,7 @@ class Reshard {
 
   void compare(Rank w, WeightSink& sink) const {
     std::vector<LiveParameter> live = sink.live();
-    const WorkerModel& model = (*models_)[static_cast<std::size_t>(w)];
+    const WorkerModel& model = *(*models_)[static_cast<std::size_t>(w)];
     live.resize(live.size() - model.derived.size());
     const auto expected = testing::slowly_load(small_.slow, shape_.seat(w), live, *values_);
     for (const LiveParameter& parameter : live) {
@@ -374,7 +369,7 @@ class Reshard {
   const Trainer& trainer_;
   Registries registries_;
   std::shared_ptr<const TensorValues> values_;
-  std::shared_ptr<const std::vector<WorkerModel>> models_;
+  std::shared_ptr<const WorkerModels> models_;
   std::vector<LocalRank> ranks_;
 };
 
