@@ -14,6 +14,8 @@
 ///   assignment=chunk|balanced|round_robin
 ///                           experts of an EP rank: ceil(E / EP) in a row, floor(E / EP) in a row
 ///                           and one more on the first ranks, or every EP-th; default chunk
+///   buffers=<pattern>,...   tensors that FSDP leaves alone: whole on every rank of their layer or
+///                           expert, as scalars must be
 ///   skip=<pattern>,...      tensors that the trainer does not hold
 ///
 /// An expert is a tensor with "experts.<e>." in its name, or one row of dimension 0 of a tensor
@@ -66,7 +68,7 @@ class EpSharding {
       : context_(context),
         options_("ep", context.options,
                  {"expert_parallel", "replicas", "tensor_parallel", "tensor_parallel_plan",
-                  "assignment", "skip"}) {}
+                  "assignment", "buffers", "skip"}) {}
 
   sources::Sharding make() {
     const Index ranks = context_.ranks;
@@ -100,6 +102,8 @@ class EpSharding {
       patterns.push_back(rule.pattern);
     }
     sources::require_matches(options_, "tensor_parallel_plan", patterns, tensors);
+    buffers_ = options_.patterns("buffers");
+    sources::require_matches(options_, "buffers", buffers_, tensors);
     count_experts(tensors);
     for (const auto& tensor_info : tensors) {
       add(tensor_info);
@@ -164,6 +168,12 @@ class EpSharding {
   void add(const TensorInfo& tensor) {
     ParamSpec param{tensor.name, tensor.dtype, tensor.shape, {}};
     const auto expert = expert_name(tensor.name);
+    if (std::any_of(buffers_.begin(), buffers_.end(), [&](const std::string& pattern) {
+          return glob_matches(pattern, tensor.name);
+        })) {
+      add_whole(std::move(param), tensor, expert);
+      return;
+    }
     if (!expert) {
       sources::Fsdp2Cut cut;
       const auto* rule = sources::first_match(plan_, tensor.name);
@@ -206,6 +216,30 @@ class EpSharding {
     if (const auto bytes = sources::fsdp2_storage_bytes(tensor, mesh, cut, context_.rank)) {
       sharding_.storage_bytes[tensor.name] = bytes;
     }
+    sharding_.params.push_back(std::move(param));
+  }
+
+  void add_whole(ParamSpec param, const TensorInfo& tensor,
+                 const std::optional<ExpertName>& expert) {
+    std::vector<Rank> ranks = dense_.ranks;
+    std::string key = sources::geometry_key(tensor) + " whole";
+    if (expert && expert->index) {
+      const Index ep = owner(*expert->index, experts_[expert->module]);
+      std::erase_if(ranks, [&](Rank rank) { return rank % sparse_.inner != ep; });
+      key.append(" on expert rank ").append(std::to_string(ep));
+    }
+    param.side = {
+        layouts_.get(key,
+                     [&] {
+                       const Piece whole{Box::whole(tensor.shape), {0, 0, row_major(tensor.shape)}};
+                       std::vector<RankPiece> pieces;
+                       for (const Rank rank : ranks) {
+                         pieces.push_back({rank, whole});
+                       }
+                       return Layout::explicit_pieces(tensor.shape, tensor.dtype, dense_.ranks,
+                                                      std::move(pieces));
+                     }),
+        {tensor.name}};
     sharding_.params.push_back(std::move(param));
   }
 
@@ -281,6 +315,7 @@ class EpSharding {
   std::vector<sources::NameRule> plan_;
   std::map<std::string, Index> experts_;  ///< By module.
   sources::Layouts layouts_;
+  std::vector<std::string> buffers_;
   sources::Sharding sharding_;
 };
 

@@ -3,8 +3,9 @@
 
 /// @file
 /// Source "megatron": Megatron-LM's tensor, pipeline, expert and data parallel ranks, offering
-/// Hugging Face names (Llama, Qwen, Mixtral and DeepSeek decoders, GPT-2). A name that is not known
-/// is refused: how a tensor is cut follows from its layer kind, never from its shape.
+/// Hugging Face names (Llama, Qwen, Mixtral, DeepSeek, gpt-oss and Gemma decoders, GPT-2, BERT). A
+/// name that is not known is refused: how a tensor is cut follows from its layer kind, never from
+/// its shape.
 ///
 ///   tensor_parallel, pipeline_parallel, context_parallel, expert_parallel   default 1
 ///   expert_tensor_parallel   default: tensor_parallel
@@ -12,29 +13,35 @@
 ///                            models with linear_qkv
 ///   vocab_divisor            embedding and head are padded to a multiple of this times
 ///                            tensor_parallel; default 128
-///   layers                   of the whole model; default: one more than the largest in a name
-///   first_stage_layers, last_stage_layers     uneven ends; the stages between share evenly
-///   account_embedding, account_loss=true      count them as layers of the first and last stage
-///   virtual_pipeline         interleaved chunks a stage
-///   stage_layers=7,8,...     layers of each stage, or of run k, which is of stage k mod stages
-///   skip=<pattern>,...       tensors that the trainer does not hold
+///   block                    one element of weight_scale_inv scales so many rows and columns;
+///                            default 128
+///   layers                   of the whole model, without prediction layers; default: one more than
+///   the largest in a name first_stage_layers, last_stage_layers     uneven ends; the stages
+///   between share evenly account_embedding, account_loss=true      count them as layers of the
+///   first and last stage virtual_pipeline         interleaved chunks a stage stage_layers=7,8,...
+///   layers of each stage, or of run k, which is of stage k mod stages skip=<pattern>,... tensors
+///   that the trainer does not hold
 ///
 /// The ranks of a stage share its layers; data and context parallel ranks hold the same. Buffers
 /// are named like the checkpoint's, with global layer and expert numbers; q, k and v lie in
 /// `...linear_qkv`, gate and up in `...linear_fc1`. An embedding without a head is tied: the last
-/// stage has a copy.
+/// stage has a copy, and it has prediction layers with copies of embedding and head. A vision tower
+/// lies whole on every rank of the first stage. Scales of blocks are cut where their weights are.
+/// Experts that share a tensor (gpt-oss) lie one after another, gate and up rows in turn as in the
+/// checkpoint.
 
 #include <algorithm>
 #include <map>
 #include <optional>
 #include <set>
-#include <unordered_set>
+#include <unordered_map>
 #include <utility>
 
 #include "core/api/plugins.hpp"
 #include "core/error.hpp"
 #include "sources/megatron/grid.hpp"
 #include "sources/megatron/names.hpp"
+#include "sources/megatron/slices.hpp"
 #include "sources/sharded_source.hpp"
 
 namespace m2n {
@@ -44,43 +51,12 @@ namespace {
 using sources::OptionReader;
 using sources::refuse_tensor;
 using sources::megatron::Grid;
+using sources::megatron::Held;
 using sources::megatron::Holding;
 using sources::megatron::Kind;
+using sources::megatron::LayerKinds;
+using sources::megatron::Part;
 using sources::megatron::Place;
-
-/// A run of rows of a fused parameter, and the rows of one member that it holds.
-struct Run {
-  Index fused = 0;
-  Index member = 0;
-  Index rows = 0;
-};
-
-struct Attention {
-  Index heads = 0;
-  Index groups = 0;
-  Index head_dim = 0;
-
-  Index rows() const { return checked_mul(heads + 2 * groups, head_dim); }
-
-  /// For each group: its query heads, its key, its value.
-  std::vector<Run> runs(Kind member, Index member_begin) const {
-    const Index queries = heads / groups * head_dim;
-    const Index stride = queries + 2 * head_dim;
-    const Index length = member == Kind::query ? queries : head_dim;
-    const Index skip = member == Kind::query ? 0
-                       : member == Kind::key ? queries
-                                             : queries + head_dim;
-    std::vector<Run> runs;
-    for (Index group = 0; group < groups; ++group) {
-      runs.push_back({group * stride + skip, member_begin + group * length, length});
-    }
-    return runs;
-  }
-};
-
-Interval even(Index extent, Index parts, Index part) {
-  return {extent / parts * part, extent / parts * (part + 1)};
-}
 
 class MegatronSharding {
  public:
@@ -88,11 +64,11 @@ class MegatronSharding {
       : context_(context),
         options_("megatron", context.options,
                  {"tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel",
-                  "expert_tensor_parallel", "heads", "groups", "head_dim", "vocab_divisor",
+                  "expert_tensor_parallel", "heads", "groups", "head_dim", "vocab_divisor", "block",
                   "layers", "first_stage_layers", "last_stage_layers", "account_embedding",
                   "account_loss", "virtual_pipeline", "stage_layers", "skip"}),
         grid_(sources::megatron::read_grid(options_, context.ranks)),
-        vocab_divisor_(options_.number("vocab_divisor", 128)) {
+        slicer_(options_, grid_.tensor) {
     for (Rank rank = 0; rank < context_.ranks; ++rank) {
       ranks_.push_back(rank);
     }
@@ -100,47 +76,24 @@ class MegatronSharding {
 
   sources::Sharding make() {
     tensors_ = sources::held_tensors(context_, options_);
-    read_attention();
     classify();
     check_fused();
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      add(tensors_[i], holdings_[i]);
+      add(held(i));
     }
     return std::move(sharding_);
   }
 
  private:
-  void read_attention() {
-    if (options_.has("heads") != options_.has("head_dim") ||
-        (options_.has("groups") && !options_.has("heads"))) {
-      options_.refuse("give heads and head_dim together (and groups with them)");
-    }
-    if (!options_.has("heads")) {
-      return;
-    }
-    Attention attention;
-    attention.heads = options_.number("heads", 1);
-    attention.groups = options_.number("groups", attention.heads);
-    attention.head_dim = options_.number("head_dim", 1);
-    if (attention.heads % attention.groups != 0) {
-      options_.refuse("groups",
-                      "which does not divide the " + std::to_string(attention.heads) + " heads");
-    }
-    (void)attention.rows();  // overflow shows here
-    attention_ = attention;
-  }
-
   void classify() {
-    std::unordered_set<std::string> mla;
+    LayerKinds kinds;
     for (const auto& tensor : tensors_) {
-      if (auto prefix = sources::megatron::mla_prefix(tensor.name)) {
-        mla.insert(std::move(*prefix));
-      }
+      kinds.add(tensor.name);
     }
     Index layers = 0;
     std::map<Index, std::set<Index>> experts;
     for (const auto& tensor : tensors_) {
-      auto holding = sources::megatron::holding_of(tensor.name, mla);
+      auto holding = sources::megatron::holding_of(tensor.name, kinds);
       if (!holding) {
         refuse_tensor(tensor,
                       "Megatron's layer kind for this name is not known, and shapes do not tell "
@@ -152,7 +105,14 @@ class MegatronSharding {
       if (holding->expert) {
         experts[holding->layer].insert(*holding->expert);
       }
-      has_head_ = has_head_ || holding->kind == Kind::head;
+      if (is_stacked(holding->kind) && !tensor.shape.empty()) {
+        require_experts(holding->layer, tensor.shape[0]);
+        experts_[holding->layer] = tensor.shape[0];
+      }
+      has_head_ = has_head_ || tensor.name.ends_with("lm_head.weight");
+      if (!holding->weight.empty()) {
+        weights_.emplace(holding->weight, nullptr);
+      }
       holdings_.push_back(std::move(*holding));
     }
     for (const auto& [layer, found] : experts) {
@@ -163,18 +123,43 @@ class MegatronSharding {
                                             " experts, but the largest is " +
                                             std::to_string(count - 1) + "; experts count from 0");
       }
-      if (count % grid_.expert != 0) {
-        throw Error(Errc::bad_argument,
-                    "the " + std::to_string(count) + " experts of layer " + std::to_string(layer) +
-                        " do not divide by expert_parallel=" + std::to_string(grid_.expert));
-      }
+      require_experts(layer, count);
       experts_[layer] = count;
     }
+    find_weights();
     const Index all = options_.number("layers", layers);
     if (all < layers) {
       options_.refuse("layers", "but a parameter is of layer " + std::to_string(layers - 1));
     }
     stages_ = sources::megatron::read_stages(options_, grid_, all);
+  }
+
+  void require_experts(Index layer, Index count) const {
+    if (count % grid_.expert != 0) {
+      throw Error(Errc::bad_argument,
+                  "the " + std::to_string(count) + " experts of layer " + std::to_string(layer) +
+                      " do not divide by expert_parallel=" + std::to_string(grid_.expert));
+    }
+  }
+
+  /// Scales are cut where their weights are.
+  void find_weights() {
+    for (const TensorInfo& tensor : tensors_) {
+      if (const auto found = weights_.find(tensor.name); found != weights_.end()) {
+        found->second = &tensor;
+      }
+    }
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      const std::string& weight = holdings_[i].weight;
+      if (!weight.empty() && weights_.at(weight) == nullptr) {
+        refuse_tensor(tensors_[i], "the weight '" + weight + "' that it scales is not offered");
+      }
+    }
+  }
+
+  Held held(std::size_t i) const {
+    const std::string& weight = holdings_[i].weight;
+    return {tensors_[i], holdings_[i], weight.empty() ? nullptr : weights_.at(weight)};
   }
 
   /// Members of one fused parameter must all be there, of one type and width.
@@ -216,211 +201,6 @@ class MegatronSharding {
     return tensor.shape.size() == 2 ? tensor.shape[1] : 1;
   }
 
-  static void require_divides(const TensorInfo& tensor, std::size_t d, Index parts,
-                              const char* what) {
-    if (tensor.shape[d] % parts != 0) {
-      refuse_tensor(tensor, "dimension " + std::to_string(d) + " does not divide by " + what + "=" +
-                                std::to_string(parts));
-    }
-  }
-
-  static void require_rank(const TensorInfo& tensor, std::size_t least, std::size_t most) {
-    if (tensor.shape.size() < least || tensor.shape.size() > most) {
-      refuse_tensor(tensor, "expected " + std::to_string(least) +
-                                (least == most ? "" : " or " + std::to_string(most)) +
-                                (most == 1 ? " dimension" : " dimensions") +
-                                " for this layer kind");
-    }
-  }
-
-  /// The attention that @p tensor's rows (@p d) must agree with.
-  const Attention& attention_for(const TensorInfo& tensor, Kind kind, std::size_t d,
-                                 Index parts) const {
-    if (!attention_) {
-      options_.refuse("parameter '" + tensor.name +
-                      "' lies in linear_qkv, which needs options heads, groups and head_dim");
-    }
-    const Attention& attention = *attention_;
-    if (attention.heads % parts != 0 ||
-        (attention.groups % parts != 0 && parts % attention.groups != 0) ||
-        attention.rows() % parts != 0) {
-      refuse_tensor(
-          tensor,
-          std::to_string(attention.heads) + " heads in " + std::to_string(attention.groups) +
-              " groups, " + std::to_string(attention.rows()) +
-              " rows of linear_qkv, do not divide by tensor_parallel=" + std::to_string(parts));
-    }
-    const Index rows = kind == Kind::conv_qkv ? attention.rows()
-                       : kind == Kind::query  ? attention.heads * attention.head_dim
-                                              : attention.groups * attention.head_dim;
-    if (tensor.shape[d] != rows) {
-      refuse_tensor(tensor, "heads=" + std::to_string(attention.heads) +
-                                ", groups=" + std::to_string(attention.groups) + " and head_dim=" +
-                                std::to_string(attention.head_dim) + " ask for " +
-                                std::to_string(rows) + " in dimension " + std::to_string(d));
-    }
-    return attention;
-  }
-
-  Index padded_vocabulary(Index rows) const {
-    const Index multiple = checked_mul(vocab_divisor_, grid_.tensor);
-    return checked_mul(ceil_div(rows, multiple), multiple);
-  }
-
-  /// What part @p part of @p parts holds. Called for valid shapes only; see check().
-  std::vector<Piece> pieces(const TensorInfo& tensor, Kind kind, Index parts, Index part) const {
-    const std::uint64_t item = bytes_of(tensor.dtype);
-    const Shape& shape = tensor.shape;
-    std::vector<Piece> out;
-    const auto add = [&](const Box& box, Index offset, const Strides& strides) {
-      if (!box.empty()) {
-        out.push_back(
-            {box, {0, checked_mul_bytes(static_cast<std::uint64_t>(offset), item), strides}});
-      }
-    };
-    const auto slice = [&](std::size_t d, Interval range) {
-      Box box = Box::whole(shape);
-      box.lo[d] = range.begin;
-      box.hi[d] = range.end;
-      return box;
-    };
-    const bool transposed = shape.size() == 2;  // for the conv_ kinds: weights, not biases
-    switch (kind) {
-      case Kind::replicated:
-        add(Box::whole(shape), 0, row_major(shape));
-        break;
-      case Kind::column: {
-        const Box box = slice(0, even(shape[0], parts, part));
-        add(box, 0, row_major(box.extents()));
-        break;
-      }
-      case Kind::row: {
-        const Box box = slice(1, even(shape[1], parts, part));
-        add(box, 0, row_major(box.extents()));
-        break;
-      }
-      case Kind::gate:
-      case Kind::up: {
-        const Box box = slice(0, even(shape[0], parts, part));
-        add(box, kind == Kind::gate ? 0 : box.volume(), row_major(box.extents()));
-        break;
-      }
-      case Kind::embedding:
-      case Kind::head: {
-        const Box box = slice(
-            0, intersect(even(padded_vocabulary(shape[0]), parts, part), Interval{0, shape[0]}));
-        add(box, 0, row_major(box.extents()));
-        break;
-      }
-      case Kind::query:
-      case Kind::key:
-      case Kind::value:
-        for (const auto& [begin, range] : own_rows(*attention_, kind, 0, parts, part)) {
-          const Box box = slice(0, range);
-          add(box, begin * width(tensor), row_major(box.extents()));
-        }
-        break;
-      case Kind::conv_column: {
-        const std::size_t d = transposed ? 1 : 0;
-        add(slice(d, even(shape[d], parts, part)), 0,
-            transposed ? Strides{1, shape[0]} : Strides{1});
-        break;
-      }
-      case Kind::conv_row:
-        add(slice(0, even(shape[0], parts, part)), 0, Strides{1, shape[0] / parts});
-        break;
-      case Kind::conv_qkv: {
-        const std::size_t d = transposed ? 1 : 0;
-        const Index row = transposed ? shape[0] : 1;
-        const Index queries = attention_->heads * attention_->head_dim;
-        const Index keys = attention_->groups * attention_->head_dim;
-        const std::pair<Kind, Index> members[] = {
-            {Kind::query, 0}, {Kind::key, queries}, {Kind::value, queries + keys}};
-        for (const auto& [member, first] : members) {
-          for (const auto& [begin, range] : own_rows(*attention_, member, first, parts, part)) {
-            add(slice(d, range), begin * row, transposed ? Strides{1, row} : Strides{1});
-          }
-        }
-        break;
-      }
-    }
-    return out;
-  }
-
-  /// Rows of a member of linear_qkv on one rank: local row of the fused parameter, member's rows.
-  static std::vector<std::pair<Index, Interval>> own_rows(const Attention& attention, Kind member,
-                                                          Index member_begin, Index parts,
-                                                          Index part) {
-    const Interval own = even(attention.rows(), parts, part);
-    std::vector<std::pair<Index, Interval>> rows;
-    for (const auto& run : attention.runs(member, member_begin)) {
-      const Interval common = intersect(own, {run.fused, run.fused + run.rows});
-      if (!common.empty()) {
-        const Index shift = run.member - run.fused;
-        rows.push_back({common.begin - own.begin, {common.begin + shift, common.end + shift}});
-      }
-    }
-    return rows;
-  }
-
-  /// Refuses shapes that the kind does not fit or that do not divide.
-  void check(const TensorInfo& tensor, Kind kind, Index parts, const char* what) const {
-    switch (kind) {
-      case Kind::replicated:
-        break;
-      case Kind::column:
-      case Kind::gate:
-      case Kind::up:
-        require_rank(tensor, 1, 2);
-        require_divides(tensor, 0, parts, what);
-        break;
-      case Kind::row:
-        require_rank(tensor, 2, 2);
-        require_divides(tensor, 1, parts, what);
-        break;
-      case Kind::embedding:
-      case Kind::head:
-        require_rank(tensor, 2, 2);
-        break;
-      case Kind::query:
-      case Kind::key:
-      case Kind::value:
-        require_rank(tensor, 1, 2);
-        (void)attention_for(tensor, kind, 0, parts);
-        break;
-      case Kind::conv_column:
-        require_rank(tensor, 1, 2);
-        require_divides(tensor, tensor.shape.size() - 1, parts, what);
-        break;
-      case Kind::conv_row:
-        require_rank(tensor, 2, 2);
-        require_divides(tensor, 0, parts, what);
-        break;
-      case Kind::conv_qkv:
-        require_rank(tensor, 1, 2);
-        (void)attention_for(tensor, kind, tensor.shape.size() - 1, parts);
-        break;
-    }
-  }
-
-  /// Elements of the local parameter, where it holds more than this tensor; else 0.
-  Index storage_elements(const TensorInfo& tensor, Kind kind, Index parts) const {
-    switch (kind) {
-      case Kind::gate:
-      case Kind::up:
-        return checked_mul(2 * (tensor.shape[0] / parts), width(tensor));
-      case Kind::embedding:
-      case Kind::head:
-        return checked_mul(padded_vocabulary(tensor.shape[0]) / parts, width(tensor));
-      case Kind::query:
-      case Kind::key:
-      case Kind::value:
-        return checked_mul(attention_->rows() / parts, width(tensor));
-      default:
-        return 0;
-    }
-  }
-
   /// Pipeline stages that hold it: one, or two for a tied embedding.
   std::vector<Index> stages_of(const Holding& holding) const {
     const Index last = grid_.pipeline - 1;
@@ -438,9 +218,13 @@ class MegatronSharding {
     return {0};
   }
 
-  void add(const TensorInfo& tensor, const Holding& holding) {
-    const Index parts = holding.expert ? grid_.expert_tensor : grid_.tensor;
-    const char* const what = holding.expert ? "expert_tensor_parallel" : "tensor_parallel";
+  void add(const Held& held) {
+    const TensorInfo& tensor = held.tensor;
+    const Holding& holding = held.holding;
+    const bool stacked = is_stacked(holding.kind);
+    const bool of_experts = stacked || holding.expert.has_value();
+    const Index parts = of_experts ? grid_.expert_tensor : grid_.tensor;
+    const char* const what = of_experts ? "expert_tensor_parallel" : "tensor_parallel";
     const std::vector<Index> stages = stages_of(holding);
     std::optional<Index> owner;
     if (holding.expert) {
@@ -451,31 +235,43 @@ class MegatronSharding {
     for (const Index stage : stages) {
       key.append(" ").append(std::to_string(stage));
     }
-    if (owner) {
-      key.append(" expert rank ").append(std::to_string(*owner));
+    if (of_experts) {
+      key.append(" expert rank ").append(owner ? std::to_string(*owner) : "any");
+    }
+    if (held.weight != nullptr) {
+      key.append(" of ").append(sources::geometry_key(*held.weight));
     }
     auto layout = layouts_.get(key, [&] {
-      check(tensor, holding.kind, parts, what);
+      slicer_.check(held, parts, what);
       std::vector<RankPiece> all;
       for (const Rank rank : ranks_) {
         if (!holds(rank, stages, owner)) {
           continue;
         }
-        const Index part = owner ? grid_.expert_tensor_of(rank) : grid_.tensor_of(rank);
-        for (const auto& piece : pieces(tensor, holding.kind, parts, part)) {
+        Part part{parts, of_experts ? grid_.expert_tensor_of(rank) : grid_.tensor_of(rank), {}};
+        if (stacked) {
+          const Index each = tensor.shape[0] / grid_.expert;
+          part.experts = {grid_.expert_of(rank) * each, (grid_.expert_of(rank) + 1) * each};
+        }
+        for (const auto& piece : slicer_.pieces(held, part)) {
           all.push_back({rank, piece});
         }
       }
       return Layout::explicit_pieces(tensor.shape, tensor.dtype, ranks_, std::move(all));
     });
     if (holds(context_.rank, stages, owner)) {
-      if (const Index elements = storage_elements(tensor, holding.kind, parts)) {
+      if (const Index elements = slicer_.storage_elements(held, parts)) {
         sharding_.storage_bytes[holding.buffer] =
             checked_mul_bytes(static_cast<std::uint64_t>(elements), bytes_of(tensor.dtype));
       }
     }
     sharding_.params.push_back(
         {tensor.name, tensor.dtype, tensor.shape, {std::move(layout), {holding.buffer}}});
+  }
+
+  static bool is_stacked(Kind kind) {
+    return kind == Kind::stacked || kind == Kind::stacked_rows || kind == Kind::stacked_columns ||
+           kind == Kind::stacked_conv_rows || kind == Kind::stacked_conv_columns;
   }
 
   bool holds(Rank rank, const std::vector<Index>& stages, std::optional<Index> owner) const {
@@ -486,13 +282,13 @@ class MegatronSharding {
   const SourceContext& context_;
   OptionReader options_;
   Grid grid_;
-  Index vocab_divisor_;
+  sources::megatron::Slicer slicer_;
   std::vector<Rank> ranks_;
   Catalogue tensors_;
-  std::vector<Holding> holdings_;       ///< Beside tensors_.
-  std::optional<Attention> attention_;  ///< When heads is given.
-  std::vector<Index> stages_;           ///< By global layer.
-  std::map<Index, Index> experts_;      ///< By global layer.
+  std::vector<Holding> holdings_;                               ///< Beside tensors_.
+  std::vector<Index> stages_;                                   ///< By global layer.
+  std::map<Index, Index> experts_;                              ///< By global layer.
+  std::unordered_map<std::string, const TensorInfo*> weights_;  ///< That have scales.
   bool has_head_ = false;
   sources::Layouts layouts_;
   sources::Sharding sharding_;

@@ -29,6 +29,13 @@ enum class Kind : std::uint8_t {
   conv_column,
   conv_row,
   conv_qkv,  ///< Columns q | k | v.
+  // All experts of a layer in one tensor: dimension 0.
+  stacked,          ///< Only the experts are shared out.
+  stacked_rows,     ///< Dimension 1 cut evenly.
+  stacked_columns,  ///< Dimension 2 cut evenly.
+  // The same stored [expert, in, out] in the checkpoint and [expert, out, in] by Megatron.
+  stacked_conv_rows,
+  stacked_conv_columns,
 };
 
 enum class Place : std::uint8_t { first_stage, layer, last_stage };
@@ -38,16 +45,22 @@ struct Holding {
   Place place = Place::layer;
   Index layer = 0;              ///< Global, for Place::layer.
   std::optional<Index> expert;  ///< Global.
-  std::string buffer;  ///< Local parameter that holds it; siblings of a fused one share it.
+  std::string buffer;       ///< Local parameter that holds it; siblings of a fused one share it.
+  std::string weight = {};  ///< Of scales: the tensor that has a block for each of their elements.
+};
+
+/// Layers that are not like the others, by prefix ("model.layers.3."): their names show it.
+struct LayerKinds {
+  /// Multi-head latent attention: q_proj is an ordinary column-parallel layer.
+  std::unordered_set<std::string> mla = {};
+  /// Prediction layers behind the model's last: the last stage's, with copies of embedding and
+  /// head.
+  std::unordered_set<std::string> prediction = {};
+
+  void add(const std::string& name);
 };
 
 /// How @p name is held, or nothing for a name that is not known.
-/// @param mla_layers  Prefixes ("model.layers.3.") of layers with multi-head latent attention,
-///                    whose q_proj is an ordinary column-parallel layer; see mla_prefix().
-std::optional<Holding> holding_of(const std::string& name,
-                                  const std::unordered_set<std::string>& mla_layers);
-
-/// The layer's prefix when @p name shows that the layer has latent attention.
-std::optional<std::string> mla_prefix(const std::string& name);
+std::optional<Holding> holding_of(const std::string& name, const LayerKinds& layers);
 
 }  // namespace m2n::sources::megatron

@@ -34,7 +34,7 @@ struct Small {
   std::string family;
   Options options;
   SlowModel slow;
-  bool megatron = true;  ///< The source knows its names.
+  Options megatron = {};  ///< What that source has to be told.
 };
 std::ostream& operator<<(std::ostream& os, const Small& s) { return os << s.family; }
 
@@ -58,20 +58,22 @@ const std::vector<Small> kSmall = {
      kExperts},
     {"mixtral", small_decoder({{"num_local_experts", "6"}}), kExperts},
     {"deepseek_v3", small_mla({{"num_nextn_predict_layers", "0"}}), kMla},
-    {"deepseek_v3", with_small_blocks(small_mla({{"num_nextn_predict_layers", "1"}})),
+    {"deepseek_v3",
+     with_small_blocks(small_mla({{"num_nextn_predict_layers", "1"}})),
      [] {
        SlowModel model = kMla;
        model.block = 4;
        return model;
      }(),
-     false},
-    {"kimi_k2", with_small_blocks(small_mla()),
+     {{"block", "4"}}},
+    {"kimi_k2",
+     with_small_blocks(small_mla()),
      [] {
        SlowModel model = kMla;
        model.block = 4;
        return model;
      }(),
-     false},
+     {{"block", "4"}, {"skip", "*.inv_freq"}}},
     {"gpt_oss",
      small_decoder({{"hidden_size", "32"},
                     {"intermediate_size", "160"},
@@ -82,7 +84,16 @@ const std::vector<Small> kSmall = {
        model.alternating = true;
        return model;
      }(),
-     false},
+     {{"expert_parallel", "2"}, {"expert_tensor_parallel", "1"}}},
+    {"gpt_oss",
+     small_decoder(
+         {{"hidden_size", "20"}, {"intermediate_size", "44"}, {"num_local_experts", "6"}}),
+     [] {
+       SlowModel model = kExperts;
+       model.alternating = true;
+       model.together = 1;
+       return model;
+     }()},
     {"gemma3_text", small_decoder(), kTied},
     {"gemma3",
      small_decoder({{"vision_config.hidden_size", "16"},
@@ -91,7 +102,7 @@ const std::vector<Small> kSmall = {
                     {"vision_config.intermediate_size", "24"},
                     {"vision_config.image_size", "28"},
                     {"vision_config.patch_size", "14"}}),
-     kTied, false},
+     kTied},
     {"gpt2",
      {{"n_embd", "24"},
       {"n_layer", "3"},
@@ -99,7 +110,8 @@ const std::vector<Small> kSmall = {
       {"n_inner", "40"},
       {"n_positions", "5"},
       {"vocab_size", "203"}},
-     {.heads = 8, .kv_heads = 8, .head = 3, .layers = 3, .gpt2 = true, .tied = true}},
+     {.heads = 8, .kv_heads = 8, .head = 3, .layers = 3, .gpt2 = true, .tied = true},
+     {{"skip", "*.attn.bias"}}},
     {"bert",
      {{"hidden_size", "24"},
       {"num_hidden_layers", "3"},
@@ -108,8 +120,7 @@ const std::vector<Small> kSmall = {
       {"vocab_size", "37"},
       {"max_position_embeddings", "11"},
       {"type_vocab_size", "2"}},
-     {.heads = 8, .kv_heads = 8, .head = 3, .layers = 3},
-     false},
+     {.heads = 8, .kv_heads = 8, .head = 3, .layers = 3}},
 };
 
 /// How workers share it, with what an engine would say of worker w.
@@ -230,11 +241,9 @@ Options trainer_options(const Trainer& trainer, const Small& small) {
     options["groups"] = std::to_string(small.slow.kv_heads);
     options["head_dim"] = std::to_string(small.slow.head);
     options["vocab_divisor"] = "8";
-    if (small.slow.gpt2) {
-      options["skip"] = "*.attn.bias";
+    for (const auto& [key, value] : small.megatron) {
+      options[key] = value;
     }
-  } else if (trainer.kind == "ep" && small.slow.alternating) {
-    options["expert_parallel"] = "2";
   }
   return options;
 }
@@ -398,9 +407,6 @@ BOOST_DATA_TEST_CASE(every_byte_is_what_the_engines_loader_puts_there,
     return;
   }
   for (const Trainer& trainer : kTrainers) {
-    if (trainer.kind == "megatron" && !small.megatron) {
-      continue;
-    }
     const std::string error = failure_of([&] {
       const std::size_t fell_back = Reshard(small, shape, trainer).run("inplace", {});
       BOOST_TEST(fell_back == 0U);

@@ -279,10 +279,15 @@ class Loader {
     } else {
       target.parameter += ends(leaf, "_scales") ? "weight_scale" : "weight";
     }
+    const bool plain = leaf == "gate_up_proj" || leaf == "down_proj";  // stored [in, out]
+    const std::size_t d = wide == plain ? 2 : 1;
+    if (plain) {
+      target.order = {0, 2, 1};
+    }
     if (wide) {
-      target.axes[1] = uneven(tensor.shape[1] / 64, 64, n_ranks, r);
+      target.axes[d] = uneven(tensor.shape[d] / 2 / m_.together, 2 * m_.together, n_ranks, r);
     } else if (!ends(leaf, "_bias")) {
-      target.axes[2] = uneven(tensor.shape[2], 1, n_ranks, r);
+      target.axes[d] = uneven(tensor.shape[d], 1, n_ranks, r);
     }
     std::vector<Target> targets;
     for (std::size_t slot = 0; slot < s_.slots.size(); ++slot) {

@@ -27,6 +27,7 @@ struct SlowModel {
   Index block = 1;  ///< Of f8 scales.
   Index vocab_padding = 64;
   bool alternating = false;  ///< gpt-oss
+  Index together = 32;       ///< Its gate rows that no cut parts: 1 when not quantised.
   bool gpt2 = false;
   bool tied = false;  ///< The last stage needs the embedding, too.
 };

@@ -180,6 +180,22 @@ BOOST_AUTO_TEST_CASE(named_experts_are_cut_over_the_expert_shards) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(what_fsdp_leaves_alone_is_whole_where_its_layer_or_expert_is) {
+  Catalogue catalogue = named_experts(4, {3, 2});
+  for (Index e = 0; e < 4; ++e) {
+    catalogue.push_back({"mlp.experts." + text(e) + ".up_proj.weight_scale", DType::f32, {}});
+  }
+  catalogue.push_back({"self_attn.q_proj.weight_scale", DType::f32, {}});
+  Trainers trainers("ep", {{"expert_parallel", "2"}, {"buffers", "*_scale"}}, 4, catalogue);
+  BOOST_TEST(breach(trainers) == "");
+  for (Rank rank = 0; rank < 4; ++rank) {
+    BOOST_TEST(trainers.held(rank, "self_attn.q_proj.weight_scale").size() == 1U);
+    BOOST_TEST(trainers.held(rank, "mlp.experts.3.up_proj.weight_scale").size() ==
+               (rank % 2 == 1 ? 1U : 0U));
+  }
+  BOOST_TEST(refuses("ep", {}, 4, catalogue, Errc::bad_argument, "a scalar cannot be sharded"));
+}
+
 BOOST_AUTO_TEST_CASE(experts_must_count_from_0_without_holes) {
   auto catalogue = named_experts(4, {2});
   catalogue.erase(catalogue.begin() + 1);
@@ -198,7 +214,7 @@ struct RefusalCase {
 std::ostream& operator<<(std::ostream& os, const RefusalCase& c) { return os << c.why; }
 
 const std::vector<RefusalCase> kRefusals = {
-    {"unknown key", {{"ep", "2"}}, "the choices are assignment, expert_parallel"},
+    {"unknown key", {{"ep", "2"}}, "the choices are assignment, buffers"},
     {"unknown assignment", {{"assignment", "linear"}}, "chunk, balanced, round_robin"},
     {"ep does not divide", {{"expert_parallel", "3"}}, "does not divide the 4 ranks"},
     {"replicas do not divide", {{"replicas", "3"}}, "does not divide the 4 trainer"},

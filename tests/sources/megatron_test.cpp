@@ -150,6 +150,7 @@ const std::vector<QkvCase> kQkv = {
 BOOST_AUTO_TEST_SUITE(sources)
 BOOST_AUTO_TEST_SUITE(megatron)
 
+// A15
 BOOST_DATA_TEST_CASE(linear_qkv_interleaves_groups, bdata::make(kQkv), c) {
   Trainers trainers("megatron", attention_options(c.heads, c.groups, c.head_dim, c.tensor),
                     c.tensor, attention(c.heads, c.groups, c.head_dim, 1));
@@ -192,6 +193,7 @@ BOOST_AUTO_TEST_CASE(linear_qkv_equals_an_even_cut_of_dealt_groups_for_every_siz
   }
 }
 
+// A17
 BOOST_AUTO_TEST_CASE(fc1_holds_gate_and_up_of_one_range) {
   for (const auto& [rows, tensor] :
        std::vector<std::pair<Index, Index>>{{12, 2}, {4, 2}, {4, 4}, {4, 1}, {9, 3}}) {
@@ -217,6 +219,7 @@ BOOST_AUTO_TEST_CASE(fc1_holds_gate_and_up_of_one_range) {
   BOOST_TEST(trainers.rows(1, kLayer + "mlp.up_proj.weight") == range(6, 12));
 }
 
+// A20
 BOOST_AUTO_TEST_CASE(divisibility_is_asked_of_the_section_not_of_the_fused_width) {
   BOOST_TEST(refuses("megatron", {{"tensor_parallel", "2"}}, 2,
                      {{kLayer + "mlp.gate_proj.weight", DType::f64, {3, 2}},
@@ -247,6 +250,7 @@ const std::vector<VocabCase> kVocab = {
     {201088, 8, 128, 25216},  {10, 2, 8, 8},
 };
 
+// A31, A32
 BOOST_DATA_TEST_CASE(vocabulary_is_padded_once_and_cut_evenly, bdata::make(kVocab), c) {
   Options options = {{"tensor_parallel", text(c.tensor)}, {"vocab_divisor", text(c.divisor)}};
   for (const std::string name : {"model.embed_tokens.weight", "lm_head.weight"}) {
@@ -300,6 +304,7 @@ const std::vector<StageCase> kStages = {
     {"runs in rows", 6, 2, {{"stage_layers", "1,2,2,1"}}, {{0, 3, 4}, {1, 2, 5}}},
 };
 
+// A29
 BOOST_DATA_TEST_CASE(stages_hold_global_layers, bdata::make(kStages), c) {
   Catalogue catalogue;
   for (Index layer = 0; layer < c.layers; ++layer) {
@@ -339,6 +344,7 @@ BOOST_AUTO_TEST_CASE(an_embedding_without_a_head_is_tied_to_the_last_stage) {
   }
 }
 
+// A24
 BOOST_AUTO_TEST_CASE(dense_and_expert_ranks_follow_their_own_orders) {
   // 16 ranks, TP 2, PP 2, so DP 4; ETP 1, EP 4, so EDP 2; 8 experts.
   Catalogue catalogue;
@@ -380,6 +386,7 @@ BOOST_AUTO_TEST_CASE(dense_and_expert_ranks_follow_their_own_orders) {
   BOOST_TEST(experts(5, 0) == (std::vector<Index>{2, 3}));
 }
 
+// A25
 BOOST_AUTO_TEST_CASE(expert_rank_counts_inside_the_stage) {
   Catalogue catalogue;
   for (const char* layer : {"0", "1"}) {
@@ -401,6 +408,7 @@ BOOST_AUTO_TEST_CASE(expert_rank_counts_inside_the_stage) {
   }
 }
 
+// A27
 BOOST_AUTO_TEST_CASE(expert_tensor_ranks_hold_halves_never_the_whole) {
   const auto expert = kLayer + "mlp.experts.0.";
   Trainers trainers("megatron", {{"expert_tensor_parallel", "2"}}, 2,
@@ -613,6 +621,138 @@ BOOST_AUTO_TEST_CASE(latent_attention_cuts_only_the_up_projections) {
   BOOST_TEST(trainers.rows(1, p + "kv_a_proj_with_mqa.weight") == range(0, 5));
 }
 
+Catalogue norms(Index layers) {
+  Catalogue catalogue;
+  for (Index layer = 0; layer < layers; ++layer) {
+    catalogue.push_back(
+        {"model.layers." + text(layer) + ".input_layernorm.weight", DType::f32, {2}});
+  }
+  return catalogue;
+}
+
+TensorInfo scales_of(const std::string& weight, const Shape& shape) {
+  return {weight + "_scale_inv", DType::f32, shape};
+}
+
+/// A36: one element a block of 4 rows and columns.
+BOOST_AUTO_TEST_CASE(scales_of_blocks_are_cut_where_their_weights_are) {
+  const TensorInfo down{kLayer + "mlp.down_proj.weight", DType::f64, {6, 16}};
+  const TensorInfo gate{kLayer + "mlp.gate_proj.weight", DType::f64, {16, 6}};
+  const TensorInfo up{kLayer + "mlp.up_proj.weight", DType::f64, {16, 6}};
+  const TensorInfo down_scales = scales_of(down.name, {2, 4});
+  const TensorInfo gate_scales = scales_of(gate.name, {4, 2});
+  const TensorInfo up_scales = scales_of(up.name, {4, 2});
+  const Catalogue catalogue = {down, down_scales, gate, gate_scales, up, up_scales};
+  for (const Rank tp : {1, 2, 4}) {
+    Trainers trainers("megatron", {{"tensor_parallel", text(tp)}, {"block", "4"}}, tp, catalogue);
+    BOOST_TEST(breach(trainers) == "");
+    for (Rank rank = 0; rank < tp; ++rank) {
+      BOOST_TEST(trainers.picture(rank, down_scales.name) ==
+                 columns(all_of(down_scales), 4, tp, rank));
+      // The blocks of gate's rows, then those of up's.
+      BOOST_TEST(trainers.picture(rank, gate_scales.name) ==
+                 fused_fc1(all_of(gate_scales), all_of(up_scales), tp, rank));
+    }
+  }
+  // 2 columns a rank: two ranks share a block, and both have its scale.
+  Trainers shared("megatron", {{"tensor_parallel", "8"}, {"block", "4"}}, 8, {down, down_scales});
+  BOOST_TEST(breach(shared) == "");
+  for (Rank rank = 0; rank < 8; ++rank) {
+    BOOST_TEST(shared.rows(rank, down_scales.name, 1) == range(rank / 2, rank / 2 + 1));
+  }
+}
+
+/// Heads of 8 rows are two blocks each: scales are dealt out like the rows of linear_qkv.
+BOOST_AUTO_TEST_CASE(scales_of_linear_qkv_interleave_groups_like_its_rows) {
+  Catalogue catalogue = attention(8, 2, 8, 3);
+  const TensorInfo q = scales_of(kQ, {16, 1});
+  const TensorInfo k = scales_of(kK, {4, 1});
+  const TensorInfo v = scales_of(kV, {4, 1});
+  catalogue.insert(catalogue.end(), {q, k, v});
+  for (const Rank tp : {1, 2, 4, 8}) {
+    Options options = attention_options(8, 2, 8, tp);
+    options["block"] = "4";
+    Trainers trainers("megatron", options, tp, catalogue);
+    BOOST_TEST(breach(trainers) == "");
+    for (Rank rank = 0; rank < tp; ++rank) {
+      BOOST_TEST(trainers.picture(rank, q.name) ==
+                 slice(fused_qkv(all_of(q), all_of(k), all_of(v), 8, 2, 2), tp, rank));
+    }
+  }
+}
+
+/// gpt-oss: every expert in one tensor. Rank = etp + 2 * ep; plain weights are turned round.
+BOOST_AUTO_TEST_CASE(experts_of_one_tensor_go_to_their_ranks_and_are_cut_inside) {
+  const std::string p = kLayer + "mlp.experts.";
+  const TensorInfo wide{p + "gate_up_proj", DType::f64, {4, 3, 8}};
+  const TensorInfo tall{p + "down_proj", DType::f64, {4, 4, 3}};
+  const TensorInfo wide_bias{p + "gate_up_proj_bias", DType::f64, {4, 8}};
+  const TensorInfo tall_bias{p + "down_proj_bias", DType::f64, {4, 3}};
+  const TensorInfo blocks{p + "gate_up_proj_blocks", DType::f64, {4, 8, 2, 2}};
+  const TensorInfo down{p + "down_proj_scales", DType::f64, {4, 3, 2}};
+  Trainers trainers("megatron", {{"expert_tensor_parallel", "2"}, {"expert_parallel", "2"}}, 4,
+                    {wide, tall, wide_bias, tall_bias, blocks, down});
+  BOOST_TEST(breach(trainers) == "");
+  for (Rank rank = 0; rank < 4; ++rank) {
+    const Index etp = rank % 2;
+    const auto experts = [&](const TensorInfo& tensor) {  // of this rank, one after another
+      return slice(all_of(tensor), 2, rank / 2);
+    };
+    const auto each = [&](const TensorInfo& tensor, const std::function<Picture(Picture)>& change) {
+      const Picture both = experts(tensor);
+      return change(slice(both, 2, 0)) + change(slice(both, 2, 1));
+    };
+    BOOST_TEST(trainers.picture(rank, wide.name) ==
+               each(wide, [&](const Picture& one) { return slice(transposed(one, 8), 2, etp); }));
+    BOOST_TEST(trainers.picture(rank, tall.name) ==
+               each(tall, [&](const Picture& one) { return transposed(slice(one, 2, etp), 3); }));
+    BOOST_TEST(trainers.picture(rank, wide_bias.name) ==
+               each(wide_bias, [&](const Picture& one) { return slice(one, 2, etp); }));
+    BOOST_TEST(trainers.picture(rank, tall_bias.name) == experts(tall_bias));
+    BOOST_TEST(trainers.picture(rank, blocks.name) ==
+               each(blocks, [&](const Picture& one) { return slice(one, 2, etp); }));
+    BOOST_TEST(trainers.picture(rank, down.name) ==
+               each(down, [&](const Picture& one) { return columns(one, 2, 2, etp); }));
+  }
+}
+
+BOOST_AUTO_TEST_CASE(what_lies_outside_the_layers_is_of_the_first_or_the_last_stage) {
+  const std::string tower = "vision_tower.vision_model.encoder.layers.1.self_attn.q_proj.weight";
+  const std::string patches = "vision_tower.vision_model.embeddings.patch_embedding.weight";
+  const std::string projector = "multi_modal_projector.mm_input_projection_weight";
+  const std::string more = "model.layers.2.";  // a prediction layer behind the model's two
+  const std::vector<std::string> first = {tower, patches, projector, "model.embed_tokens.weight"};
+  const std::vector<std::string> last = {more + "eh_proj.weight", more + "enorm.weight",
+                                         more + "embed_tokens.weight",
+                                         more + "shared_head.head.weight", "lm_head.weight"};
+  Catalogue catalogue = norms(2);
+  for (const auto& names : {first, last}) {
+    for (const std::string& name : names) {
+      catalogue.push_back({name, DType::f64, {8, 2}});
+    }
+  }
+  catalogue[3].shape = {2, 3, 2, 2};
+  Trainers trainers("megatron",
+                    {{"tensor_parallel", "2"}, {"pipeline_parallel", "2"}, {"vocab_divisor", "1"}},
+                    4, catalogue);
+  BOOST_TEST(breach(trainers) == "");
+  for (Rank rank = 0; rank < 4; ++rank) {
+    for (const std::string& name : first) {
+      BOOST_TEST(trainers.held(rank, name).empty() == (rank >= 2));
+    }
+    for (const std::string& name : last) {
+      BOOST_TEST(trainers.held(rank, name).empty() == (rank < 2));
+    }
+    if (rank < 2) {  // as they are, on every rank
+      BOOST_TEST(trainers.held(rank, patches).size() == 24U);
+      BOOST_TEST(trainers.rows(rank, tower) == range(0, 8));
+    } else {  // a column-parallel layer, and a copy of the head
+      BOOST_TEST(trainers.rows(rank, last[0]) == range(4 * (rank - 2), 4 * (rank - 1)));
+      BOOST_TEST(trainers.rows(rank, last[3]) == range(4 * (rank - 2), 4 * (rank - 1)));
+    }
+  }
+}
+
 struct NameCase {
   const char* name;
 };
@@ -622,8 +762,9 @@ const std::vector<NameCase> kUnknown = {
     {"model.layers.0.self_attn.linear_qgkv.weight"},
     {"model.layers.0.self_attn.linear_qkv.weight"},
     {"model.layers.0.self_attn.qkv_proj.weight"},
-    {"model.layers.0.self_attn.q_proj.weight_scale_inv"},
-    {"model.layers.0.mlp.experts.gate_up_proj"},
+    {"model.layers.0.self_attn.q_proj.weight_scales"},
+    {"model.layers.0.mlp.experts.gate_up_projs"},
+    {"model.layers.0.embed_tokens.weight"},
     {"model.layers.0.mlp.experts.1.w4.weight"},
     {"model.layers.x.mlp.down_proj.weight"},
     {"model.layers.0"},
@@ -632,6 +773,7 @@ const std::vector<NameCase> kUnknown = {
     {""},
 };
 
+// A23
 BOOST_DATA_TEST_CASE(a_name_of_unknown_kind_is_refused_with_its_shape, bdata::make(kUnknown), c) {
   BOOST_TEST(refuses("megatron", {}, 1, {{c.name, DType::f64, {16, 8}}}, Errc::bad_argument,
                      "parameter '" + std::string(c.name) +
@@ -646,15 +788,6 @@ struct RefusalCase {
   const char* part;
 };
 std::ostream& operator<<(std::ostream& os, const RefusalCase& c) { return os << c.why; }
-
-Catalogue norms(Index layers) {
-  Catalogue catalogue;
-  for (Index layer = 0; layer < layers; ++layer) {
-    catalogue.push_back(
-        {"model.layers." + text(layer) + ".input_layernorm.weight", DType::f32, {2}});
-  }
-  return catalogue;
-}
 
 const std::vector<RefusalCase> kRefusals = {
     {"unknown key", {{"tp", "2"}}, norms(1), Errc::usage, "the choices are account_embedding"},
@@ -738,6 +871,52 @@ const std::vector<RefusalCase> kRefusals = {
      {{kLayer + "mlp.experts.1.down_proj.weight", DType::f32, {4, 2}}},
      Errc::bad_argument,
      "experts count from 0"},
+    {"scales without their weight",
+     {},
+     {scales_of(kLayer + "mlp.down_proj.weight", {1, 1})},
+     Errc::bad_argument,
+     "down_proj.weight' that it scales is not offered"},
+    {"scales of other blocks",
+     {{"block", "4"}},
+     {{kLayer + "mlp.down_proj.weight", DType::f32, {8, 8}},
+      scales_of(kLayer + "mlp.down_proj.weight", {1, 1})},
+     Errc::bad_argument,
+     "blocks of 4 (option block) of its weight [8, 8] ask for scales [2, 2]"},
+    {"a cut inside blocks",
+     {{"block", "4"}, {"tensor_parallel", "2"}},
+     {{kLayer + "mlp.down_proj.weight", DType::f32, {8, 12}},
+      scales_of(kLayer + "mlp.down_proj.weight", {2, 3})},
+     Errc::bad_argument,
+     "a rank's 6 of dimension 1 of its weight are no multiple of blocks of 4"},
+    {"halves that share a block",
+     {{"block", "4"}, {"tensor_parallel", "4"}},
+     {{kLayer + "mlp.gate_proj.weight", DType::f32, {8, 4}},
+      scales_of(kLayer + "mlp.gate_proj.weight", {2, 1}),
+      {kLayer + "mlp.up_proj.weight", DType::f32, {8, 4}},
+      scales_of(kLayer + "mlp.up_proj.weight", {2, 1})},
+     Errc::bad_argument,
+     "a rank's 2 of dimension 0 of its weight are no multiple of blocks of 4"},
+    {"heads that do not fill blocks",
+     {{"heads", "4"}, {"groups", "2"}, {"head_dim", "2"}, {"block", "4"}},
+     [] {
+       Catalogue catalogue = attention(4, 2, 2, 2);
+       for (const auto& [name, rows] : {std::pair(kQ, 2), {kK, 1}, {kV, 1}}) {
+         catalogue.push_back(scales_of(name, {rows, 1}));
+       }
+       return catalogue;
+     }(),
+     Errc::bad_argument,
+     "heads of 2 rows do not fill blocks of 4"},
+    {"stacked experts that do not divide",
+     {{"expert_parallel", "2"}},
+     {{kLayer + "mlp.experts.down_proj_bias", DType::f32, {3, 2}}},
+     Errc::bad_argument,
+     "the 3 experts of layer 0 do not divide by expert_parallel=2"},
+    {"stacked experts without a matrix",
+     {},
+     {{kLayer + "mlp.experts.down_proj", DType::f32, {3, 2}}},
+     Errc::bad_argument,
+     "expected 3 dimensions"},
     {"experts that do not divide",
      {{"expert_parallel", "2"}},
      {{kLayer + "mlp.experts.0.down_proj.weight", DType::f32, {4, 2}}},
