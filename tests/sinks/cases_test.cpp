@@ -20,6 +20,7 @@ namespace {
 
 namespace bdata = boost::unit_test::data;
 using testing::Checkpoint;
+using testing::kFirstWorker;
 using testing::live_bytes;
 using testing::make_checkpoint;
 using testing::make_model;
@@ -34,8 +35,6 @@ using testing::small_mla;
 using testing::specs_of;
 using testing::thrown_by;
 using testing::with_small_blocks;
-
-constexpr Rank kFirstWorker = 3;
 
 Options one_layer(Options more = {}) {
   more.emplace("num_hidden_layers", "1");

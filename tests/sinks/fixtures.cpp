@@ -10,6 +10,7 @@
 #include "core/tensor/cast.hpp"
 
 namespace m2n {
+void add_sink_hdf5(Registries& registries);
 void add_sink_inplace(Registries& registries);
 void add_sink_load_weights(Registries& registries);
 void add_sink_null(Registries& registries);
@@ -58,6 +59,7 @@ Index flat_index(const Shape& shape, const Dims& at) {
 
 Registries house_registries() {
   Registries registries;
+  add_sink_hdf5(registries);
   add_sink_inplace(registries);
   add_sink_load_weights(registries);
   add_sink_null(registries);

@@ -39,10 +39,14 @@ using Models = std::vector<WorkerModel>;
 std::shared_ptr<const Models> models_of(const ModelFamily& family, Rank workers, Index tp,
                                         const Catalogue& checkpoint);
 
+/// World rank of worker 0, unless a test says otherwise.
+inline constexpr Rank kFirstWorker = 3;
+
 std::unique_ptr<ModelFamily> make_model(const std::string& name, const Options& options);
 std::unique_ptr<WeightSink> make_sink(const std::string& name,
                                       const std::shared_ptr<const Models>& models, Rank worker,
-                                      const Options& options = {}, Rank first_worker = 3);
+                                      const Options& options = {},
+                                      Rank first_worker = kFirstWorker);
 
 /// Runs one round: regions of direct parameters element by element, the others as full tensors.
 void run_round(WeightSink& sink, const std::vector<Resolution>& resolutions, Rank rank,

@@ -18,6 +18,7 @@ namespace {
 namespace bdata = boost::unit_test::data;
 using testing::Checkpoint;
 using testing::CheckpointStream;
+using testing::kFirstWorker;
 using testing::live_bytes;
 using testing::make_checkpoint;
 using testing::make_model;
@@ -28,7 +29,6 @@ using testing::run_round;
 using testing::specs_of;
 using testing::thrown_by;
 
-constexpr Rank kFirstWorker = 3;
 using Live = std::map<std::string, std::vector<std::byte>>;
 
 /// Sizes of a model under test; kv is 0 for BERT.
