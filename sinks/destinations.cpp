@@ -67,6 +67,7 @@ struct Gathered {
   bool may_cast = false;
   std::string not_strict;  ///< Why strict would fall back; empty when it would not.
   std::string not_direct;  ///< Why any route would.
+  std::string rewritten;   ///< What the workers do to it afterwards; empty for nothing.
 };
 
 /// Worker by worker.
@@ -254,13 +255,24 @@ class Gathering {
 
  private:
   void gather(const Keepers& keepers) {
+    std::unordered_map<std::string_view, std::string_view> rewritten;
+    for (const Rewrite& rewrite : keepers.model->rewrites) {
+      for (const std::string& name : rewrite.parameters) {
+        rewritten.emplace(name, rewrite.change);
+      }
+    }
     std::size_t at = 0;
     for (const WorkerParameter& parameter : keepers.model->parameters) {
       if (parameter.sections.empty()) {
         continue;
       }
-      const Target target{parameter, keepers, dtypes_.of(parameter),
-                          dtypes_.may_cast(parameter.name), not_direct(parameter)};
+      const auto change = rewritten.find(parameter.name);
+      const Target target{parameter,
+                          keepers,
+                          dtypes_.of(parameter),
+                          dtypes_.may_cast(parameter.name),
+                          not_direct(parameter),
+                          change == rewritten.end() ? "" : change->second};
       const std::uint32_t first = keepers.tensors[at];
       const auto module = module_tensor_.emplace(module_of(parameter.name), first).first->second;
       for (const Section& section : parameter.sections) {
@@ -278,6 +290,7 @@ class Gathering {
     DType dtype;
     bool may_cast;
     std::string not_direct;
+    std::string_view rewritten;
   };
 
   void add(const Section& section, std::uint32_t number, const Target& target) {
@@ -295,6 +308,9 @@ class Gathering {
       slot = tensor.parameters.insert(slot, parameter.name);
     }
     tensor.may_cast = target.may_cast;
+    if (tensor.rewritten.empty()) {
+      tensor.rewritten = target.rewritten;
+    }
     if (tensor.not_strict.empty()) {
       tensor.not_strict = tensor.parameters.size() > 1
                               ? "it lies in several parameters"
@@ -379,6 +395,7 @@ Destinations destinations_of_models(const WorkerModels& models, Rank first_worke
     result.places.push_back(
         {table.intern(Layout::explicit_pieces(param.shape, tensor.dtype, ranks, std::move(pieces))),
          std::move(tensor.parameters)});
+    resolution.rewritten = !tensor.rewritten.empty();
     const auto decider = falls_back.find(gathering.modules.find(i));
     if (moves(param) && (route == Route::fallback || decider != falls_back.end())) {
       resolution.mode = Mode::fallback;
@@ -402,6 +419,9 @@ Destinations destinations_of_models(const WorkerModels& models, Rank first_worke
           in_one_parameter
               ? "straight into parameter '" + resolution.side.buffers[0] + "'"
               : "straight into " + std::to_string(resolution.side.buffers.size()) + " parameters";
+    }
+    if (!tensor.rewritten.empty()) {
+      resolution.reason += ", and then " + tensor.rewritten;
     }
     result.resolutions.push_back(std::move(resolution));
   }

@@ -297,6 +297,9 @@ class HostSink final : public WeightSink {
       }
       store_.keep(std::move(kept));
     }
+    for (const Rewrite& rewrite : model.rewrites) {
+      store_.rewrite(rewrite);
+    }
     for (const DerivedTensor& derived : model.derived) {
       if (derived.refresh) {  // the others are refused when the sink resolves
         store_.derive(derived);

@@ -132,6 +132,8 @@ std::size_t Store::number_of(const std::string& name) const {
   return found->second;
 }
 
+void Store::rewrite(Rewrite rewrite) { rewrites_.push_back(std::move(rewrite)); }
+
 void Store::derive(DerivedTensor tensor) {
   Derived derived;
   if (tensor.inputs.empty()) {
@@ -243,6 +245,14 @@ void Store::complete() {
       fail("'" + kept.name + "' differs from '" + kept.same_as +
            "', to which the model ties it; they must be equal, or one of them left out");
     }
+  }
+  for (const Rewrite& rewrite : rewrites_) {
+    std::vector<WritableView> views;
+    for (const std::string& name : rewrite.parameters) {
+      const Entry& entry = entries_[number_of(name)];
+      views.push_back({entry.kept.dtype, entry.kept.shape, written(entry).data()});
+    }
+    rewrite.apply(views);
   }
   for (Derived& derived : derived_) {
     refresh(derived);

@@ -63,6 +63,7 @@ class Store {
   Store(bool shadow, MemoryPlace place) : shadow_(shadow), place_(place) {}
 
   void keep(Kept kept);
+  void rewrite(Rewrite rewrite);
   void derive(DerivedTensor tensor);
   /// Memory is to be taken for @p names in this order, and for all else after it.
   void order(const std::vector<std::string>& names);
@@ -76,7 +77,8 @@ class Store {
 
   /// Zeroes what nobody feeds.
   void begin();
-  /// Computes what is derived from what has landed. @throws when a tied pair differs.
+  /// Rewrites what has landed, and computes what is derived from it. @throws when a tied pair
+  /// differs.
   void complete();
   /// What has landed is live from here on. @throws when a device fails; then nothing is valid.
   void publish();
@@ -124,6 +126,7 @@ class Store {
   MemoryPlace place_;
   std::vector<Entry> entries_;
   std::unordered_map<std::string, std::size_t> numbers_;
+  std::vector<Rewrite> rewrites_;
   std::vector<Derived> derived_;
   std::vector<std::size_t> first_;
   std::vector<Region> regions_;

@@ -340,6 +340,23 @@ Tensors by_name(const Catalogue& checkpoint) {
 
 using Parameters = std::unordered_map<std::string_view, const WorkerParameter*>;
 
+void check_rewrites(const WorkerModel& model, const Parameters& parameters) {
+  std::unordered_set<std::string_view> rewritten;
+  for (const Rewrite& rewrite : model.rewrites) {
+    for (const std::string& name : rewrite.parameters) {
+      const auto found = parameters.find(name);
+      if (found == parameters.end() || !found->second->same_as.empty() ||
+          !found->second->kernel_form.empty()) {
+        bad_model("parameter '" + name + "' cannot be " + rewrite.change +
+                  ": the worker keeps none of that name in its plain form");
+      }
+      if (!rewritten.insert(name).second) {
+        bad_model("parameter '" + name + "' is rewritten twice; one rewrite must do it all");
+      }
+    }
+  }
+}
+
 void check_model(const WorkerModel& model, const Tensors& tensors) {
   Parameters parameters(model.parameters.size());
   for (const WorkerParameter& parameter : model.parameters) {
@@ -379,6 +396,7 @@ void check_model(const WorkerModel& model, const Tensors& tensors) {
                 " and dtype " + std::string(to_string(parameter.dtype)));
     }
   }
+  check_rewrites(model, parameters);
 }
 
 }  // namespace

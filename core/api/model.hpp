@@ -69,10 +69,28 @@ struct DerivedTensor {
   std::function<void(std::span<const ParameterView> inputs, std::byte* out)> refresh;
 };
 
+/// A parameter, to be changed where it lies.
+struct WritableView {
+  DType dtype = DType::f32;
+  Shape shape;  ///< Local.
+  std::byte* data = nullptr;
+};
+
+/// What a worker does to parameters in place when a round has brought all of them, and before
+/// anything is derived: they no longer hold the checkpoint's bits (weights quantised anew).
+struct Rewrite {
+  std::vector<std::string> parameters;  ///< Of the worker; each in one rewrite at most.
+  std::string change;                   ///< For a person: "quantised anew for one scale".
+  /// @param parameters  In the order of the names. @throws Error{bad_argument} for values that
+  ///        cannot be: the round fails.
+  std::function<void(std::span<const WritableView> parameters)> apply;
+};
+
 /// Everything that one worker keeps. Aliases (tied heads) are not listed.
 struct WorkerModel {
   std::vector<WorkerParameter> parameters;
   std::vector<std::string> ignored = {};  ///< Checkpoint tensors known, and not needed.
+  std::vector<Rewrite> rewrites = {};
   std::vector<DerivedTensor> derived = {};
   /// Why no parameter of this model is filled by a stock loader alone; empty when some are.
   std::string not_plain = {};

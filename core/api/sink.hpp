@@ -34,6 +34,8 @@ struct Resolution {
   std::string reason;  ///< For a person: why this mode.
   /// Of fallback: tensors that a loader needs at the same time give the same name here.
   std::string together = {};
+  /// What lands is changed in place before the commit: live bytes are not the tensor's.
+  bool rewritten = false;
 };
 
 /// A whole tensor on its way into load_weights.

@@ -135,8 +135,10 @@ void Dump::add_shards(const RankView& view) {
     const BufferTable& table = problem.buffers(role);
     const auto& buffers = role == Role::source ? view.buffers->source : view.buffers->destination;
     for (std::size_t i = 0; i < problem.parameters().size(); ++i) {
-      if (role == Role::destination && job_.resolutions()[i].mode == Mode::fallback) {
-        continue;  // see add_full_tensor()
+      const Resolution& resolution = job_.resolutions()[i];
+      if (role == Role::destination &&
+          (resolution.mode == Mode::fallback || resolution.rewritten)) {
+        continue;  // see add_full_tensor(); or the worker has changed what came
       }
       const Parameter& parameter = problem.parameters()[i];
       const Layout& layout =

@@ -178,8 +178,12 @@ class Inspection {
       const Problem& problem = job_.problem();
       add(Role::source, view.rank,
           digests_of(problem, Role::source, view.rank, view.buffers->source));
-      add(Role::destination, view.rank,
-          digests_of(problem, Role::destination, view.rank, view.buffers->destination));
+      std::vector<HeldDigest> held =
+          digests_of(problem, Role::destination, view.rank, view.buffers->destination);
+      std::erase_if(held, [&](const HeldDigest& one) {  // the worker has changed what came
+        return job_.resolutions()[one.parameter].rewritten;
+      });
+      add(Role::destination, view.rank, held);
     }
     if (dump_ != nullptr && job_.experiment().dump_shards) {
       dump_->add_shards(view);

@@ -104,6 +104,29 @@ class Comparer {
     });
   }
 
+  /// What belongs into @p kept before the worker rewrites it.
+  std::vector<std::byte> landed(const WorkerParameter& parameter, const LiveParameter& kept) {
+    const std::uint64_t item = bytes_of(kept.dtype);
+    std::vector<std::byte> bytes(static_cast<std::uint64_t>(element_count(kept.shape)) * item);
+    for (const Section& section : parameter.sections) {
+      const Shape extents = section.box.extents();
+      source_.resize(static_cast<std::uint64_t>(section.box.volume()) *
+                     bytes_of(dtypes_.at(section.tensor)));
+      values_.read(section.tensor, section.box, source_.data(), row_major(extents));
+      copy_region(
+          {extents, row_major(extents), section.strides, dtypes_.at(section.tensor), kept.dtype},
+          source_.data(), bytes.data() + static_cast<std::uint64_t>(section.offset) * item);
+    }
+    return bytes;
+  }
+
+  void compare_whole(const LiveParameter& kept, const std::byte* expected,
+                     const std::string& where) {
+    const Box whole = Box::whole(kept.shape);
+    const Placed placed{kept.buffer.data, row_major(kept.shape), kept.dtype};
+    compare_block(kept.name, whole, whole, placed, expected, where);
+  }
+
   const Comparison& verdict() const noexcept { return verdict_; }
 
  private:
@@ -214,7 +237,17 @@ Comparison verify_model(const WorkerModel& model, Rank rank, const std::vector<L
     by_name.emplace(parameter.name, &parameter);
   }
   Comparer comparer(rank, values);
+  std::unordered_map<std::string_view, const WorkerParameter*> rewritten;
+  for (const Rewrite& rewrite : model.rewrites) {
+    for (const std::string& name : rewrite.parameters) {
+      rewritten.emplace(name, nullptr);
+    }
+  }
   for (const WorkerParameter& parameter : model.parameters) {
+    if (const auto other = rewritten.find(parameter.name); other != rewritten.end()) {
+      other->second = &parameter;
+      continue;
+    }
     const auto found = by_name.find(parameter.name);
     if (found == by_name.end()) {
       if (parameter.same_as.empty()) {
@@ -239,6 +272,22 @@ Comparison verify_model(const WorkerModel& model, Rank rank, const std::vector<L
         offset += box.lo[d] * strides[d];
       }
       comparer.compare_zero(box, {part(offset), strides, kept.dtype}, where);
+    }
+  }
+  for (const Rewrite& rewrite : model.rewrites) {
+    std::vector<std::vector<std::byte>> expected;
+    std::vector<WritableView> views;
+    std::vector<const LiveParameter*> kept;
+    for (const std::string& name : rewrite.parameters) {
+      kept.push_back(by_name.at(name));
+      const LiveParameter& live_parameter = *kept.back();
+      expected.push_back(comparer.landed(*rewritten.at(name), live_parameter));
+      views.push_back({live_parameter.dtype, live_parameter.shape, expected.back().data()});
+    }
+    rewrite.apply(views);
+    for (std::size_t i = 0; i < views.size(); ++i) {
+      comparer.compare_whole(*kept[i], expected[i].data(),
+                             "parameter '" + kept[i]->name + "', " + rewrite.change);
     }
   }
   return comparer.verdict();

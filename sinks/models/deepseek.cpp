@@ -77,9 +77,7 @@ class Deepseek {
     table_.experts = sizes_.size("n_routed_experts");
     table_.expert_groups = sizes_.size_or("n_group", 1);
     table_.ignored = {"{root}layers.{l}.self_attn.rotary_emb.inv_freq"};
-    if (quantization_.scales != Scales::none) {
-      table_.not_plain = "the model is quantised";
-    }
+    quantization_.mark(table_);
     rows_.block = quantization_.block;
     const bool tied = sizes_.flag("tie_word_embeddings", false);
     rows_.embedding(sizes_, hidden_, "{root}embed_tokens", tied);
@@ -173,7 +171,8 @@ class Deepseek {
       return;
     }
     for (std::size_t i = begin; i < table_.rows.size(); ++i) {
-      for (std::string* name : {&table_.rows[i].name, &table_.rows[i].sglang}) {
+      Row& row = table_.rows[i];
+      for (std::string* name : {&row.name, &row.sglang, &row.scales}) {
         if (name->starts_with(kLayer)) {
           name->insert(kLayer.size(), kBlock);
         }

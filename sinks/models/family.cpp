@@ -146,17 +146,61 @@ class TableFamily final : public ModelFamily {
     model.not_plain = deployment.pipeline_parallel > 1 ? "layers are spread over pipeline stages"
                                                        : table_.not_plain;
     model.arrangement = deployment.experts.version;
+    Weights weights;
     for_each_row([&](const Row& row, Index layer) {
       const bool missing = !row.same_as.empty() && !fitted.offered.contains(tensor_name(
                                                        row.parts.front().tensor, layer, 0));
       if (row.kept && !missing && on_stage(row, layer, seat, stages)) {
-        model.parameters.push_back(parameter(row, layer, deployment, seat, fitted.offered));
+        Made made = parameter(row, layer, deployment, seat, fitted.offered);
+        if (table_.requantise != Requantise::no) {
+          if (row.scales.empty()) {
+            weights[expanded(row.name, table_.worker_root, layer, 0)] = {made.parameter.name,
+                                                                         made.rooms};
+          } else {
+            requantise(model, row, layer, made, weights);
+          }
+        }
+        model.parameters.push_back(std::move(made.parameter));
       }
     });
     if (table_.derive) {
       table_.derive(model, deployment, seat);
     }
     return model;
+  }
+
+  /// Weights by the names of their rows: the parameter's, and the rows of its parts (columns of its
+  /// one part, where a row cut cuts them).
+  struct Weight {
+    std::string parameter;
+    std::vector<Index> rooms;
+  };
+  using Weights = std::unordered_map<std::string, Weight>;
+
+  /// Has a weight quantised anew for scales @p made of row @p row.
+  void requantise(WorkerModel& model, const Row& row, Index layer, Made& made,
+                  const Weights& weights) const {
+    const Weight& scaled = weights.at(expanded(row.scales, table_.worker_root, layer, 0));
+    const std::string& weight = scaled.parameter;
+    const auto kept = std::find_if(model.parameters.rbegin(), model.parameters.rend(),
+                                   [&](const WorkerParameter& p) { return p.name == weight; });
+    expects(kept != model.parameters.rend(), "scales follow their weight");
+    const Shape& shape = kept->shape;
+    const bool rows_whole = row.cut == Cut::row || row.parts.size() == 1;
+    FusedRows fused{weight, made.parameter.name,
+                    rows_whole ? std::vector<Index>{shape[shape.size() - 2]} : scaled.rooms};
+    if (table_.requantise == Requantise::power_of_two) {
+      const Index block = row.parts.front().block;
+      model.rewrites.push_back(rewrite_for_powers_of_two(fused,
+                                                         row.cut == Cut::row ? block : made.block,
+                                                         row.cut == Cut::row ? made.block : block));
+    } else if (row.parts.size() > 1) {
+      made.parameter.name += "_parts";
+      model.derived.push_back(largest_scale(fused.scales, {weight, made.parameter.name, fused.rows},
+                                            row.experts == Experts::none ? 0 : shape[0]));
+      fused.scales = made.parameter.name;
+      model.rewrites.push_back(rewrite_for_one_scale(fused));
+    }
   }
 
   Offered offer(const Catalogue& checkpoint, std::vector<std::string>& dropped) const {
@@ -242,8 +286,8 @@ class TableFamily final : public ModelFamily {
     return mine == stage;
   }
 
-  WorkerParameter parameter(const Row& row, Index layer, const Deployment& deployment,
-                            const Seat& seat, const Offered& offered) const {
+  Made parameter(const Row& row, Index layer, const Deployment& deployment, const Seat& seat,
+                 const Offered& offered) const {
     const std::vector<Index> slots =
         row.experts == Experts::none
             ? std::vector<Index>{0}
@@ -252,13 +296,13 @@ class TableFamily final : public ModelFamily {
                          : row.group == Group::attention ? seat.attention
                                                          : seat.dense;
     const bool other_name = deployment.engine == Engine::sglang && !row.sglang.empty();
-    WorkerParameter result = make_parameter(
+    Made result = make_parameter(
         {row, expanded(other_name ? row.sglang : row.name, table_.worker_root, layer, 0),
          table_.family, share, slots, table_.vocab_padding,
          [&](const Part& part, Index expert) -> const TensorInfo& {
            return *offered.at(tensor_name(part.tensor, layer, expert));
          }});
-    result.same_as = expanded(row.same_as, table_.worker_root, layer, 0);
+    result.parameter.same_as = expanded(row.same_as, table_.worker_root, layer, 0);
     return result;
   }
 

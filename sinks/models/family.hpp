@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/api/model.hpp"
+#include "sinks/models/requantise.hpp"
 #include "sinks/models/seat.hpp"
 
 namespace m2n::models {
@@ -82,6 +83,7 @@ struct Row {
   bool plain = true;         ///< Loaded by an engine's stock column, row or replicated loader.
   bool kept = true;          ///< False: a checkpoint may have it, and no worker needs it.
   std::string same_as = {};  ///< With this the tensor may be missing, and only has to be equal.
+  std::string scales = {};   ///< The worker's weight that these scales belong to: a row before.
   std::string sglang = {};   ///< SGLang's name for it, when it is another.
 };
 
@@ -98,6 +100,7 @@ struct Table {
   std::string names = {};  ///< Rules from offered names to the checkpoint's: see NameRules.
   std::string not_plain =
       {};  ///< Why an engine loads nothing of this model by stock loaders alone.
+  Requantise requantise = Requantise::no;
   std::vector<Row> rows = {};  ///< In file order; neighbours with "{l}" and equal layers repeat.
   std::vector<std::string> ignored = {};  ///< Buffers that a checkpoint may hold and nobody needs.
   /// Adds what a worker computes from its parameters; may be empty.

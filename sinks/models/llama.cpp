@@ -39,9 +39,7 @@ Table llama_table(const Options& options) {
   Table table = sizes.table(DType::bf16, "model.");
   table.layers = sizes.size("num_hidden_layers");
   table.ignored = {"{root}rotary_emb.inv_freq", "{root}layers.{l}.self_attn.rotary_emb.inv_freq"};
-  if (quantization.scales != models::Scales::none) {
-    table.not_plain = "the model is quantised";
-  }
+  quantization.mark(table);
 
   Rows rows(table);
   rows.embedding(sizes, heads.hidden, "{root}embed_tokens", tied);

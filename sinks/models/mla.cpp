@@ -3,26 +3,14 @@
 #include "sinks/models/mla.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "core/tensor/cast.hpp"
+#include "core/tensor/requantise.hpp"
 
 namespace m2n::models {
 namespace {
-
-/// Four exponent bits biased by 7, three of mantissa, no infinity; all ones is no number.
-float from_f8_e4m3(std::uint8_t bits) {
-  const int exponent = bits >> 3 & 15;
-  const int mantissa = bits & 7;
-  if ((bits & 0x7f) == 0x7f) {
-    return std::nanf("");
-  }
-  const float size = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
-                                   : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
-  return bits >> 7 != 0 ? -size : size;
-}
 
 /// kv_b_proj of a worker, element by element at the derived tensor's dtype.
 class Matrix {
@@ -47,7 +35,7 @@ class Matrix {
     const Index at = row / block_ * scale_columns_ + column / block_;
     std::memcpy(&scale, scales_ + static_cast<std::size_t>(at) * sizeof scale, sizeof scale);
     const auto bits = std::to_integer<std::uint8_t>(weight_.data[element]);
-    const std::uint16_t value = bf16_from_f32(from_f8_e4m3(bits) * scale);
+    const std::uint16_t value = bf16_from_f32(f32_from_f8_e4m3(bits) * scale);
     std::memcpy(out, &value, sizeof value);
   }
 

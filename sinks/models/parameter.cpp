@@ -29,15 +29,18 @@ class Maker {
   explicit Maker(const Making& making)
       : making_(making), row_(making.row), dim_(row_.cut == Cut::row ? 1 : 0) {}
 
-  WorkerParameter make() {
+  Made make() {
     result_.name = making_.name;
     result_.keep_dtype = row_.keep_dtype;
     result_.plain = row_.plain && row_.parts.size() == 1 && row_.experts == Experts::none &&
                     (row_.cut == Cut::whole || row_.cut == Cut::column || row_.cut == Cut::row);
     std::vector<Taken> taken;
+    std::vector<Index> rooms;
     Index total = 0;
     for (const Part& part : row_.parts) {
+      block_ = part.block;
       taken.push_back(take(part));
+      rooms.push_back(taken.back().room);
       total = checked_add(total, taken.back().room);
     }
     shape_ = local_matrix(row_.parts.front());
@@ -52,7 +55,7 @@ class Maker {
       at += taken[i].room;
     }
     finish();
-    return std::move(result_);
+    return {std::move(result_), std::move(rooms), block_};
   }
 
  private:
@@ -156,14 +159,19 @@ class Maker {
       return {{mine}, ceil_div(room, block)};
     }
     const Interval touched{mine.begin / block, ceil_div(mine.end, block)};
-    // The worker's own blocks count from its first row or column.
-    if (mine.begin % block == 0 || touched.size() == 1) {
+    // The worker's own blocks count from its first row or column. Experts of all workers have
+    // blocks of one size, whichever worker's share begins with one.
+    constexpr Index kFinest = 32;
+    const bool of_experts = row_.experts != Experts::none && making_.share.workers > 1;
+    const Index finer = std::gcd(mine.size(), block);
+    const bool inside = of_experts ? block % mine.size() == 0 : touched.size() == 1;
+    const bool whole =
+        mine.begin % block == 0 && (!of_experts || finer == block || finer < kFinest);
+    if (whole || inside) {
       require_whole_blocks(part, room);
       return {{touched}, ceil_div(room, block)};
     }
-    constexpr Index kFinest = 32;
-    const Index finer = std::gcd(std::gcd(mine.size(), mine.begin), block);
-    if (finer < kFinest || row_.experts == Experts::none) {
+    if (finer < kFinest || !of_experts) {
       fail("the share [" + std::to_string(mine.begin) + ", " + std::to_string(mine.end) +
            ") of tensor '" + name_of(part) + "' cuts through blocks of " + std::to_string(block) +
            ", so its scales do not fit what a worker keeps; it would have to be quantised anew, or "
@@ -187,6 +195,7 @@ class Maker {
   Taken finer_blocks(const Interval& mine, Index room, Index block, Index finer) {
     result_.loader_only = "its cut falls inside blocks of " + std::to_string(block) +
                           ", so scales are repeated for blocks of " + std::to_string(finer);
+    block_ = finer;
     Taken taken;
     taken.room = ceil_div(room, finer);
     for (Index at = mine.begin; at < mine.end; at += finer) {
@@ -322,12 +331,13 @@ class Maker {
   Shape shape_;  ///< Of one slot.
   Strides strides_;
   Index slot_elements_ = 0;
+  Index block_ = 1;  ///< See Made.
   WorkerParameter result_;
 };
 
 }  // namespace
 
-WorkerParameter make_parameter(const Making& making) { return Maker(making).make(); }
+Made make_parameter(const Making& making) { return Maker(making).make(); }
 
 Shape tensor_shape(const Part& part) {
   Shape shape = part.shape;

@@ -26,8 +26,16 @@ struct Making {
   std::function<const TensorInfo&(const Part& part, Index expert)> tensor;
 };
 
+struct Made {
+  WorkerParameter parameter;
+  std::vector<Index> rooms;  ///< Of each part, along the dimension that is cut, in dimension 0
+                             ///< where none is.
+  Index block = 1;  ///< Of scales: of how many elements along the dimension that is cut there is
+                    ///< one. Smaller than the table's where a cut inside its blocks repeats scales.
+};
+
 /// @throws Error{bad_argument} naming the size that does not divide, and by what it must.
-WorkerParameter make_parameter(const Making& making);
+Made make_parameter(const Making& making);
 
 /// The shape of a part's tensor in a checkpoint.
 Shape tensor_shape(const Part& part);

@@ -38,9 +38,7 @@ Table qwen3_moe_table(const Options& options) {
   table.layers = sizes.size("num_hidden_layers");
   table.experts = sizes.size("num_experts");
   table.ignored = {"{root}layers.{l}.self_attn.rotary_emb.inv_freq"};
-  if (quantization.scales != models::Scales::none) {
-    table.not_plain = "the model is quantised";
-  }
+  quantization.mark(table);
 
   Rows rows(table);
   rows.embedding(sizes, heads.hidden, "{root}embed_tokens", tied);

@@ -21,6 +21,34 @@ std::vector<std::string> Heads::keys() {
 }
 
 Quantization::Quantization(const Sizes& sizes) {
+  const std::string wanted = sizes.text("scales", "as_stored");
+  const auto require = [&](Scales stored, const char* what) {
+    if (scales != stored) {
+      throw Error(Errc::bad_argument, "option 'scales' is '" + wanted + "', which is for f8 with " +
+                                          what + "; this model has none");
+    }
+  };
+  read(sizes);
+  if (wanted == "one") {
+    require(Scales::tensor, "one scale a tensor");
+    requantise = Requantise::one_scale;
+  } else if (wanted == "power_of_two") {
+    require(Scales::blocks, "one scale a block");
+    requantise = Requantise::power_of_two;
+  } else if (wanted != "as_stored") {
+    throw Error(Errc::bad_argument,
+                "option 'scales' is '" + wanted + "'; it must be as_stored, one or power_of_two");
+  }
+}
+
+void Quantization::mark(Table& table) const {
+  if (scales != Scales::none) {
+    table.not_plain = "the model is quantised";
+  }
+  table.requantise = requantise;
+}
+
+void Quantization::read(const Sizes& sizes) {
   if (!sizes.has("quantization_config")) {
     return;
   }
@@ -46,7 +74,7 @@ Quantization::Quantization(const Sizes& sizes) {
 
 std::vector<std::string> Quantization::keys() {
   return {"quantization_config", "quantization_config.quant_method",
-          "quantization_config.weight_block_size"};
+          "quantization_config.weight_block_size", "scales"};
 }
 
 Row& Rows::add(Row row) {
@@ -95,7 +123,8 @@ void Rows::linear(Cut cut, const std::string& module, const std::vector<Linear>&
             .align = align,
             .group = group,
             .keep_dtype = true,
-            .plain = false};
+            .plain = false,
+            .scales = weight.name};
   Row biases{.name = module + ".bias",
              .cut = cut == Cut::row ? Cut::whole : cut,
              .align = align,
@@ -164,7 +193,6 @@ void Rows::experts(const std::string& module, Index hidden, const Units& inner,
   if (up_first) {
     std::swap(stacked[0], stacked[1]);
   }
-  const bool quantised = scales == Scales::blocks;
   const auto add_pair = [&](const std::string& suffix, std::optional<DType> dtype, Index of_block) {
     Row w13{.name = module + ".w13_" + suffix, .cut = Cut::column, .align = align};
     Row w2{.name = module + ".w2_" + suffix, .cut = Cut::row, .align = align};
@@ -175,13 +203,26 @@ void Rows::experts(const std::string& module, Index hidden, const Units& inner,
     for (Row* row : {&w13, &w2}) {
       row->group = Group::experts;
       row->experts = Experts::named;
-      row->keep_dtype = of_block > 1;
+      if (suffix != "weight") {
+        row->keep_dtype = true;
+        row->scales = row->name.substr(0, row->name.size() - suffix.size()) + "weight";
+      }
+      if (suffix == "weight_scale") {  // one number a tensor
+        row->cut = Cut::whole;
+        row->fold = row == &w2;
+        for (Part& part : row->parts) {
+          part.shape = {};
+          part.units = {};
+        }
+      }
       add(std::move(*row));
     }
   };
-  add_pair("weight", quantised ? std::optional(DType::f8_e4m3) : std::nullopt, 1);
-  if (quantised) {
+  add_pair("weight", scales == Scales::none ? std::nullopt : std::optional(DType::f8_e4m3), 1);
+  if (scales == Scales::blocks) {
     add_pair("weight_scale_inv", DType::f32, block);
+  } else if (scales == Scales::tensor) {
+    add_pair("weight_scale", DType::f32, 1);
   }
 }
 

@@ -59,9 +59,16 @@ enum class Scales : std::uint8_t {
 struct Quantization {
   explicit Quantization(const Sizes& sizes);
   static std::vector<std::string> keys();
+  /// Says so in @p table.
+  void mark(Table& table) const;
 
   Scales scales = Scales::none;
   Index block = 128;
+  /// Option "scales": "as_stored" (default), "one" (of tensors), "power_of_two" (of blocks).
+  Requantise requantise = Requantise::no;
+
+ private:
+  void read(const Sizes& sizes);
 };
 
 /// Appends to a table. Members say what the rows that follow have in common.

@@ -98,6 +98,7 @@ BOOST_AUTO_TEST_SUITE(sinks)
 BOOST_AUTO_TEST_SUITE(cases)
 
 /// Half of a pair under another name is neither taken for the pair nor left out.
+/// A23
 BOOST_AUTO_TEST_CASE(an_unknown_fused_name_is_refused_with_both_sides) {
   const auto model = make_model("llama", small_decoder());
   Catalogue checkpoint = model->catalogue();
@@ -112,6 +113,7 @@ BOOST_AUTO_TEST_CASE(an_unknown_fused_name_is_refused_with_both_sides) {
 }
 
 /// Stage 1 is ranks 2 and 3; in their group they are 0 and 1.
+/// A25
 BOOST_AUTO_TEST_CASE(expert_ranks_count_inside_their_stage) {
   const auto model = moe(8, {{"num_hidden_layers", "2"}});
   const Deployment deployment{
@@ -233,6 +235,7 @@ BOOST_AUTO_TEST_CASE(workers_of_two_expert_maps_are_refused) {
 }
 
 /// The shared expert follows tensor parallelism under a name of its own.
+/// A28
 BOOST_AUTO_TEST_CASE(a_shared_expert_is_no_slot_of_the_routed_ones) {
   const auto model =
       make_model("deepseek_v3",
@@ -246,6 +249,7 @@ BOOST_AUTO_TEST_CASE(a_shared_expert_is_no_slot_of_the_routed_ones) {
   }
 }
 
+// A18
 BOOST_AUTO_TEST_CASE(scales_of_expert_halves_follow_their_order) {
   for (const bool up_first : {false, true}) {
     const auto model = make_model(
@@ -266,6 +270,7 @@ BOOST_AUTO_TEST_CASE(scales_of_expert_halves_follow_their_order) {
 }
 
 /// With the embedding alone: an alias, a head on another stage, a head of its own.
+/// A33
 BOOST_AUTO_TEST_CASE(a_tied_head_is_an_alias_or_a_copy_of_the_embedding) {
   const Options tied = one_layer({{"tie_word_embeddings", "true"}});
   const auto model = make_model("llama", small_decoder(tied));
@@ -293,6 +298,7 @@ BOOST_AUTO_TEST_CASE(a_tied_head_is_an_alias_or_a_copy_of_the_embedding) {
 }
 
 /// A layer behind the last belongs to the draft model, and only it.
+/// A55
 BOOST_AUTO_TEST_CASE(prediction_layers_go_to_the_draft_or_nowhere) {
   const auto part = [](const char* draft) {
     const auto model =
@@ -320,6 +326,7 @@ BOOST_AUTO_TEST_CASE(prediction_layers_go_to_the_draft_or_nowhere) {
 }
 
 /// One prefix at the trainer; one worker class wants another, one the contrary.
+/// A43
 BOOST_AUTO_TEST_CASE(names_are_mapped_by_prefix_and_suffix) {
   const auto offer = [](const std::string& root) {
     return make_model("llama", small_decoder(one_layer({{"checkpoint_root", root}})))->catalogue();
@@ -368,6 +375,7 @@ BOOST_AUTO_TEST_CASE(names_are_mapped_by_prefix_and_suffix) {
   BOOST_TEST((thrown_by([&] { (void)worker("model.", "regex:a->b", more); }).code == Errc::usage));
 }
 
+// A44
 BOOST_AUTO_TEST_CASE(a_tensor_that_is_not_sent_is_named_before_anything_moves) {
   const auto model = make_model("llama", small_decoder());
   const auto models = models_of(*model, 2, 2, model->catalogue());
@@ -379,6 +387,7 @@ BOOST_AUTO_TEST_CASE(a_tensor_that_is_not_sent_is_named_before_anything_moves) {
 }
 
 /// K = 512 in blocks of 128 over eight workers: two share a column of scales.
+/// A36
 BOOST_AUTO_TEST_CASE(scales_are_shared_by_workers_inside_a_block) {
   const auto model =
       make_model("deepseek_v3",
@@ -418,6 +427,7 @@ BOOST_AUTO_TEST_CASE(parts_that_would_share_a_block_are_refused) {
 }
 
 /// 258 columns over two workers: the second's blocks are not the checkpoint's.
+/// A36
 BOOST_AUTO_TEST_CASE(a_cut_through_a_block_is_refused) {
   const auto model = make_model(
       "llama", small_decoder(one_layer({{"quantization_config", "{}"},
@@ -462,7 +472,10 @@ BOOST_AUTO_TEST_CASE(experts_cut_inside_a_block_are_left_to_the_loader_which_rep
     }
     return rows;
   };
+  // Also of the worker whose share begins with a block.
+  BOOST_TEST(block_rows(0) == (std::vector<Index>{0, 0, 1}), boost::test_tools::per_element());
   BOOST_TEST(block_rows(1) == (std::vector<Index>{1, 2, 2}), boost::test_tools::per_element());
+  BOOST_TEST(block_rows(2) == (std::vector<Index>{3, 3, 4}), boost::test_tools::per_element());
   BOOST_TEST(block_rows(3) == (std::vector<Index>{4, 5, 5}), boost::test_tools::per_element());
   const auto sink = make_sink("inplace", models, 1, {}, kFirstWorker);
   const auto resolutions = sink->resolve(specs_of(model->catalogue()));
@@ -485,6 +498,7 @@ BOOST_AUTO_TEST_CASE(experts_cut_inside_a_block_are_left_to_the_loader_which_rep
 }
 
 /// A scale tensor packed for another consumer has another shape.
+/// A37
 BOOST_AUTO_TEST_CASE(packed_scales_are_refused_by_their_shape) {
   const auto model = make_model("deepseek_v3", with_small_blocks(small_mla()));
   Catalogue checkpoint = model->catalogue();
@@ -499,6 +513,7 @@ BOOST_AUTO_TEST_CASE(packed_scales_are_refused_by_their_shape) {
 }
 
 /// One scale a part of a fused weight: a list, in the order of the parts.
+/// A53
 BOOST_AUTO_TEST_CASE(scales_of_whole_tensors_are_a_list_in_a_fused_parameter) {
   const auto model =
       make_model("llama", small_decoder(one_layer({{"quantization_config", "{}"},
@@ -519,6 +534,7 @@ BOOST_AUTO_TEST_CASE(scales_of_whole_tensors_are_a_list_in_a_fused_parameter) {
 }
 
 /// Square tensors tell nothing by their shape; the table says which way they are stored.
+/// A38
 BOOST_AUTO_TEST_CASE(square_experts_are_turned_because_the_table_says_so) {
   const auto model = make_model("gpt_oss", small_decoder(one_layer({{"hidden_size", "8"},
                                                                     {"intermediate_size", "8"},
@@ -577,6 +593,7 @@ BOOST_AUTO_TEST_CASE(a_config_that_leaves_defaults_out_is_complete) {
 }
 
 /// A buffer that the worker has and the checkpoint offers in vain stays what it is.
+/// A56
 BOOST_AUTO_TEST_CASE(rotary_buffers_are_not_parameters_and_are_left_alone) {
   const auto model = make_model("kimi_k2", small_mla(one_layer()));
   const auto models = models_of(*model, 1, 1, model->catalogue());

@@ -303,6 +303,7 @@ BOOST_AUTO_TEST_CASE(vocabularies_that_need_no_padding_have_none) {
   }
 }
 
+// A16
 BOOST_AUTO_TEST_CASE(fewer_key_heads_than_workers_are_kept_whole_by_neighbours) {
   const auto model = make_model("llama", llama(3, 1, 8, 2, 2, 8, 64));
   const std::vector<Index> kv_begin = {0, 0, 2, 2};
@@ -316,6 +317,7 @@ BOOST_AUTO_TEST_CASE(fewer_key_heads_than_workers_are_kept_whole_by_neighbours) 
   }
 }
 
+// A15, A16
 BOOST_AUTO_TEST_CASE(rows_of_a_grouped_trainer_weight_reach_the_right_worker) {
   // 4 query heads, 2 groups, head size 2, rows of the trainer's weight: q0 q1 k0 v0, q2 q3 k1 v1.
   const auto trainer_row = [](const std::string& row) {
@@ -345,6 +347,7 @@ BOOST_AUTO_TEST_CASE(rows_of_a_grouped_trainer_weight_reach_the_right_worker) {
   BOOST_TEST(rows(4, 3) == (Numbers{10, 11, 12, 13, 14, 15}), per_element);
 }
 
+// A17
 BOOST_AUTO_TEST_CASE(gate_and_up_are_cut_each_for_itself_and_so_is_their_bias) {
   const auto model = make_model("llama", llama(3, 1, 4, 4, 2, 4, 64, {{"mlp_bias", "true"}}));
   for (const Index tp : {1, 2, 4}) {
@@ -363,6 +366,7 @@ BOOST_AUTO_TEST_CASE(gate_and_up_are_cut_each_for_itself_and_so_is_their_bias) {
   }
 }
 
+// A18
 BOOST_AUTO_TEST_CASE(the_order_of_expert_halves_is_what_the_table_says) {
   for (const bool up_first : {false, true}) {
     const models::Units inner{"moe_intermediate_size", 4};
@@ -384,6 +388,7 @@ BOOST_AUTO_TEST_CASE(the_order_of_expert_halves_is_what_the_table_says) {
   }
 }
 
+// A34
 BOOST_AUTO_TEST_CASE(a_padded_share_does_not_move_where_the_next_worker_starts) {
   const auto model =
       make_model("llama", llama(2, 1, 8, 8, 1, 1536, 64, {{"intermediate_align", "256"}}));
@@ -595,6 +600,7 @@ BOOST_DATA_TEST_CASE(what_does_not_fit_is_refused_by_name, bdata::make(kRefusals
   }
 }
 
+// A43
 BOOST_AUTO_TEST_CASE(names_of_both_sides_follow_the_wrapper_class) {
   const std::string tensor = "model.language_model.layers.0.self_attn.q_norm.weight";
   for (const std::string root : {"model.", "language_model.model."}) {
@@ -674,6 +680,7 @@ BOOST_AUTO_TEST_CASE(buffers_that_a_checkpoint_may_hold_are_known_and_left_alone
   BOOST_TEST(thrown_by([&] { (void)model->worker({1, 1}, 0, checkpoint); }).mentions("left over"));
 }
 
+// A33
 BOOST_AUTO_TEST_CASE(a_tied_head_is_no_parameter_and_only_its_exact_name_is_the_head) {
   const auto model =
       make_model("llama", llama(4, 1, 4, 4, 2, 8, 64, {{"tie_word_embeddings", "true"}}));

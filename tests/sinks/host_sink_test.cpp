@@ -282,6 +282,7 @@ BOOST_DATA_TEST_CASE(every_sink_ends_with_the_bytes_of_the_slow_loader,
   }
 }
 
+// A35
 BOOST_AUTO_TEST_CASE(padding_is_zero_after_every_round_also_where_no_data_comes) {
   // 7 tokens on 8 workers: most have padding alone.
   const Size& s = size_named("1 key head");
@@ -352,6 +353,7 @@ BOOST_AUTO_TEST_CASE(scalars_are_loaded_and_tensors_without_elements_have_nothin
   }
 }
 
+// A42
 BOOST_AUTO_TEST_CASE(a_row_cut_is_described_by_strides) {
   // (4, 8) cut along dimension 1 over 2 workers, each with room for 5 columns.
   const TensorInfo tensor = {"x.weight", DType::f32, {4, 8}};
@@ -458,6 +460,7 @@ BOOST_AUTO_TEST_CASE(a_module_is_never_part_direct_and_part_fallback) {
   }
 }
 
+// A33
 BOOST_AUTO_TEST_CASE(two_parameters_of_one_tensor_are_equal_after_every_round) {
   const TensorInfo tensor = {"embed.weight", DType::bf16, {8, 3}};
   const auto models = copies({{"embed.weight", tensor}, {"head.weight", tensor}});
@@ -473,6 +476,7 @@ BOOST_AUTO_TEST_CASE(two_parameters_of_one_tensor_are_equal_after_every_round) {
   }
 }
 
+// A33
 BOOST_AUTO_TEST_CASE(a_repeated_tied_head_must_be_equal) {
   const auto model = model_of(size_named("tied"));
   Catalogue catalogue = model->catalogue();
@@ -552,6 +556,7 @@ BOOST_AUTO_TEST_CASE(a_buffer_that_nobody_needs_moves_nothing) {
   }
 }
 
+// A51, A52
 BOOST_AUTO_TEST_CASE(another_dtype_is_refused_without_a_cast_and_rounded_with_one) {
   const TensorInfo bias = {"router.bias", DType::f32, {3}};
   const TensorInfo norm = {"norm.weight", DType::f32, {4}};

@@ -147,6 +147,7 @@ BOOST_AUTO_TEST_CASE(scales_of_deepseek_v3_follow_their_blocks) {
 }
 
 /// I = 2880 is 90 blocks of 32: 23 for each of four workers, and 21 for the last.
+/// A36
 BOOST_AUTO_TEST_CASE(blocks_of_gpt_oss_go_unevenly_to_the_workers) {
   const auto family = published_model("gpt-oss-20b", {{"num_hidden_layers", "1"}});
   struct Share {
@@ -222,6 +223,7 @@ BOOST_DATA_TEST_CASE(layers_go_to_the_stages_of_the_engine, bdata::make(kStages)
 }
 
 /// Twice the experts in at most about twice the time; a quadratic search would take four times.
+/// A57
 BOOST_AUTO_TEST_CASE(time_to_resolve_names_grows_with_the_experts) {
   const auto seconds = [](const char* experts) {
     double best = 1e9;

@@ -9,6 +9,7 @@
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <ostream>
@@ -17,6 +18,7 @@
 #include "core/api/builtin.hpp"
 #include "core/engine/binding.hpp"
 #include "core/engine/local_job.hpp"
+#include "core/engine/oracle.hpp"
 #include "tests/sinks/slow_loader.hpp"
 #include "tests/sinks/small_models.hpp"
 
@@ -35,6 +37,7 @@ struct Small {
   Options options;
   SlowModel slow;
   Options megatron = {};  ///< What that source has to be told.
+  Options fsdp = {};      ///< And this one, and "ep".
 };
 std::ostream& operator<<(std::ostream& os, const Small& s) { return os << s.family; }
 
@@ -42,6 +45,44 @@ Options without(Options options, const char* key) {
   options.erase(key);
   return options;
 }
+
+/// f8 with a scale a tensor.
+Options with_tensor_scales(Options options) {
+  options.merge(
+      Options{{"quantization_config", "{}"}, {"quantization_config.quant_method", "fp8"}});
+  return options;
+}
+
+/// Made-up values with scales that may be multiplied with: no two alike.
+class ScaledValues final : public TensorValues {
+ public:
+  explicit ScaledValues(std::shared_ptr<const TensorValues> values) : values_(std::move(values)) {}
+  std::string_view name() const noexcept override { return values_->name(); }
+  const Catalogue& catalogue() const override { return values_->catalogue(); }
+  void read(std::string_view tensor, const Box& box, std::byte* data,
+            const Strides& strides) const override {
+    values_->read(tensor, box, data, strides);
+    if (tensor.find("weight_scale") == tensor.npos) {
+      return;
+    }
+    const Shape extents = box.extents();
+    const Strides inside = row_major(extents);
+    for (Index i = 0; i < box.volume(); ++i) {
+      Index at = 0;
+      for (std::size_t d = 0; d < extents.size(); ++d) {
+        at += i / inside[d] % extents[d] * strides[d];
+      }
+      std::byte* const place = data + at * static_cast<Index>(sizeof(float));
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, place, sizeof bits);
+      const float scale = 0.01F + static_cast<float>(bits >> 8) / 1e6F;
+      std::memcpy(place, &scale, sizeof scale);
+    }
+  }
+
+ private:
+  std::shared_ptr<const TensorValues> values_;
+};
 
 const SlowModel kDecoder = {.heads = 8, .kv_heads = 2, .head = 4, .layers = 3};
 const SlowModel kTied = {.heads = 8, .kv_heads = 2, .head = 4, .layers = 3, .tied = true};
@@ -66,6 +107,27 @@ const std::vector<Small> kSmall = {
        return model;
      }(),
      {{"block", "4"}}},
+    {"deepseek_v3",
+     with_small_blocks(small_mla({{"num_nextn_predict_layers", "0"}, {"scales", "power_of_two"}})),
+     [] {
+       SlowModel model = kMla;
+       model.block = 4;
+       model.scales = SlowModel::Scales::power_of_two;
+       return model;
+     }(),
+     {{"block", "4"}}},
+    {"llama", with_tensor_scales(small_decoder()), kDecoder, {}, {{"buffers", "*.weight_scale"}}},
+    {"qwen3_moe",
+     with_tensor_scales(without(
+         small_decoder({{"moe_intermediate_size", "16"}, {"num_experts", "6"}, {"scales", "one"}}),
+         "intermediate_size")),
+     [] {
+       SlowModel model = kExperts;
+       model.scales = SlowModel::Scales::one;
+       return model;
+     }(),
+     {},
+     {{"buffers", "*.weight_scale"}}},
     {"kimi_k2",
      with_small_blocks(small_mla()),
      [] {
@@ -244,6 +306,8 @@ Options trainer_options(const Trainer& trainer, const Small& small) {
     for (const auto& [key, value] : small.megatron) {
       options[key] = value;
     }
+  } else {
+    options.insert(small.fsdp.begin(), small.fsdp.end());
   }
   return options;
 }
@@ -282,7 +346,8 @@ class Reshard {
   Reshard(const Small& small, const Sharing& shape, const Trainer& trainer)
       : small_(small), shape_(shape), trainer_(trainer), registries_(builtin_registries()) {
     const auto family = registries_.models.create(small.family, {small.options});
-    values_ = registries_.values.create("synthetic", {{}, family->catalogue()});
+    values_ = std::make_shared<ScaledValues>(
+        registries_.values.create("synthetic", {{}, family->catalogue()}));
     models_ = std::make_shared<const WorkerModels>(
         family->workers(shape.deployment, catalogue_of_source()));
   }
@@ -359,6 +424,10 @@ class Reshard {
   void compare(Rank w, WeightSink& sink) const {
     std::vector<LiveParameter> live = sink.live();
     const WorkerModel& model = *(*models_)[static_cast<std::size_t>(w)];
+    const Comparison oracle = verify_model(model, trainer_.ranks + w, live, *values_);
+    if (!oracle.ok()) {
+      throw std::logic_error("the oracle disagrees: " + oracle.first);
+    }
     live.resize(live.size() - model.derived.size());
     const auto expected = testing::slowly_load(small_.slow, shape_.seat(w), live, *values_);
     for (const LiveParameter& parameter : live) {

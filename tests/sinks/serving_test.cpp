@@ -138,6 +138,7 @@ DerivedTensor doubled(const std::string& input, const Shape& shape) {
 BOOST_AUTO_TEST_SUITE(sinks)
 BOOST_AUTO_TEST_SUITE(serving)
 
+// C06
 BOOST_DATA_TEST_CASE(a_round_that_fails_at_any_tensor_leaves_shadow_as_it_was_and_inplace_invalid,
                      bdata::make({"fused", "strict"}), direct) {
   const std::size_t tensors = decoder_worker("inplace").catalogue.size();
@@ -273,6 +274,7 @@ BOOST_AUTO_TEST_CASE(readers_of_a_shadow_never_see_a_mix_of_versions) {
   BOOST_TEST(mixed == 0);
 }
 
+// B13
 BOOST_DATA_TEST_CASE(derived_tensors_follow_their_inputs_after_a_commit,
                      bdata::make({"inplace", "shadow", "load_weights"}), name) {
   const TensorInfo tensor = {"w", DType::f32, {2, 3}};
@@ -348,6 +350,7 @@ BOOST_DATA_TEST_CASE(a_full_round_restores_every_byte_that_was_thrown_away,  // 
   BOOST_TEST((sink->version() == 2U));
 }
 
+// B13
 BOOST_AUTO_TEST_CASE(a_derived_tensor_without_a_refresh_is_refused) {
   const TensorInfo tensor = {"w", DType::f32, {2}};
   const auto models = one_parameter(tensor);
@@ -424,6 +427,7 @@ BOOST_AUTO_TEST_CASE(absorbed_projections_of_f8_weights_are_scaled_by_their_bloc
 }
 
 /// The kernel wants the halves the other way round: loading twice must not turn them back.
+/// B12
 BOOST_AUTO_TEST_CASE(a_kernels_form_is_made_from_what_is_loaded_and_never_written_in_place) {
   const TensorInfo tensor = {"w", DType::f32, {4}};
   const auto models = one_parameter(tensor);

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
+#include <cstring>
 #include <stdexcept>
 
 #include "core/tensor/cast.hpp"
@@ -61,6 +63,46 @@ Axis scaled(const Axis& axis, Index block, Index extent, Index offset = 0) {
   };
 }
 
+long double f8(std::byte weight) {
+  const auto bits = std::to_integer<int>(weight);
+  const int exponent = bits >> 3 & 15;
+  const long double size =
+      exponent == 0 ? (bits & 7) / 512.0L : (8 + (bits & 7)) * std::pow(2.0L, exponent - 10);
+  return bits > 127 ? -size : size;
+}
+
+/// All finite elements are tried.
+std::byte nearest(long double value) {
+  static const std::vector<long double> sizes = [] {
+    std::vector<long double> all;
+    for (int bits = 0; bits < 127; ++bits) {
+      all.push_back(f8(std::byte(bits)));
+    }
+    return all;
+  }();
+  const long double size = std::fabs(value);
+  std::size_t best = 0;
+  for (std::size_t bits = 1; bits < sizes.size(); ++bits) {
+    const long double now = std::fabs(sizes[bits] - size);
+    const long double before = std::fabs(sizes[best] - size);
+    if (now < before || (now == before && bits % 2 == 0)) {
+      best = bits;
+    }
+  }
+  return std::byte(static_cast<int>(best) | (std::signbit(value) ? 128 : 0));
+}
+
+float power_of_two(float scale) {
+  if (scale == 0) {
+    return 0;
+  }
+  float power = std::ldexp(1.0F, -127);
+  while (power < scale) {
+    power *= 2;
+  }
+  return power;
+}
+
 bool ends(const std::string& name, const std::string& tail) { return name.ends_with(tail); }
 
 class Loader {
@@ -75,13 +117,50 @@ class Loader {
     }
   }
 
-  void load(const TensorInfo& tensor, const std::vector<std::byte>& data) {
+  using Bytes = std::map<std::string, std::vector<std::byte>>;
+
+  void load(const TensorInfo& tensor, const Bytes& checkpoint) {
     for (const Target& target : targets(tensor)) {
-      copy(tensor, data, target);
+      copy(tensor, checkpoint, target);
     }
   }
 
-  std::map<std::string, std::vector<std::byte>> bytes;
+  /// Weights under the scales that the worker's kernels want.
+  void requantise() {
+    for (auto& [parameter, scales] : scales_of_) {
+      const Shape& shape = shapes_.at(parameter);
+      const std::size_t experts = shape.size() == 3 ? static_cast<std::size_t>(shape[0]) : 1;
+      const std::size_t each = scales.size() / experts;
+      for (std::size_t i = 0; i < scales.size(); ++i) {
+        const auto first = scales.begin() + static_cast<std::ptrdiff_t>(i / each * each);
+        const float to = m_.scales == SlowModel::Scales::one
+                             ? *std::max_element(first, first + static_cast<std::ptrdiff_t>(each))
+                             : power_of_two(scales[i]);
+        if (scales[i] > 0) {  // not of padding
+          std::byte& weight = bytes.at(parameter)[i];
+          weight = nearest(f8(weight) * scales[i] / to);
+        }
+      }
+    }
+    for (auto& [parameter, data] : bytes) {
+      if (ends(parameter, "_scale_parts") || ends(parameter, "_scale_inv")) {
+        std::vector<float> scales(data.size() / sizeof(float));
+        std::memcpy(scales.data(), data.data(), data.size());
+        const Shape& shape = shapes_.at(parameter);
+        const auto parts = static_cast<std::size_t>(shape[shape.size() - 1]);
+        for (std::size_t i = 0; i < scales.size(); i += parts) {
+          const auto end = scales.begin() + static_cast<std::ptrdiff_t>(i + parts);
+          const float most = *std::max_element(end - static_cast<std::ptrdiff_t>(parts), end);
+          for (std::size_t j = i; j < i + parts; ++j) {
+            scales[j] = m_.scales == SlowModel::Scales::one ? most : power_of_two(scales[j]);
+          }
+        }
+        std::memcpy(data.data(), scales.data(), data.size());
+      }
+    }
+  }
+
+  Bytes bytes;
 
  private:
   struct Name {
@@ -107,10 +186,72 @@ class Loader {
     if (m_.gpt2) {
       return gpt2(tensor, name);
     }
+    if (name.leaf == "weight_scale") {
+      return one_number(name);
+    }
     if (full.find(".experts.") != std::string::npos) {
       return m_.alternating ? stacked(tensor, name) : expert(tensor, full);
     }
     return dense(tensor, name);
+  }
+
+  /// The scale of a whole tensor: among those of its parameter, and of every slot of its expert.
+  std::vector<Target> one_number(const Name& n) const {
+    const bool one = m_.scales == SlowModel::Scales::one;
+    const std::map<std::string, std::pair<std::string, Index>> fused = {
+        {"q_proj", {"qkv_proj", 0}},
+        {"k_proj", {"qkv_proj", 1}},
+        {"v_proj", {"qkv_proj", 2}},
+        {"gate_proj", {"gate_up_proj", 0}},
+        {"up_proj", {"gate_up_proj", 1}}};
+    const auto part = fused.find(n.module);
+    const std::size_t at = n.prefix.find(".experts.");
+    if (at == std::string::npos) {
+      if (part == fused.end()) {
+        return {{n.prefix + n.module + ".weight_scale", {}, {}}};
+      }
+      return {{n.prefix + part->second.first + (one ? ".weight_scale_parts" : ".weight_scale"),
+               {},
+               {},
+               {part->second.second}}};
+    }
+    const Index number = std::stoll(n.prefix.substr(at + 9));
+    const std::string module = n.prefix.substr(0, at + 9);
+    std::vector<Target> targets;
+    for (std::size_t slot = 0; slot < s_.slots.size(); ++slot) {
+      if (s_.slots[slot] != number) {
+        continue;
+      }
+      const auto local = static_cast<Index>(slot);
+      if (part == fused.end()) {
+        targets.push_back({module + "w2_weight_scale", {}, {}, {local}});
+      } else {
+        targets.push_back({module + (one ? "w13_weight_scale_parts" : "w13_weight_scale"),
+                           {},
+                           {},
+                           {local, part->second.second}});
+      }
+    }
+    return targets;
+  }
+
+  /// The scale of each element of f8 tensor @p name; nothing when that is of no interest.
+  std::function<float(const std::vector<Index>&)> scale_of(const TensorInfo& tensor,
+                                                           const Bytes& checkpoint) const {
+    if (m_.scales == SlowModel::Scales::as_stored || tensor.dtype != DType::f8_e4m3) {
+      return {};
+    }
+    const bool one = m_.scales == SlowModel::Scales::one;
+    const std::vector<std::byte>& data =
+        checkpoint.at(tensor.name + (one ? "_scale" : "_scale_inv"));
+    const Index columns = one ? 0 : (tensor.shape[1] + m_.block - 1) / m_.block;
+    return [this, &data, columns](const std::vector<Index>& at) {
+      const Index block = columns == 0 ? 0 : at[0] / m_.block * columns + at[1] / m_.block;
+      float scale = 0;
+      std::memcpy(&scale, data.data() + static_cast<std::size_t>(block) * sizeof scale,
+                  sizeof scale);
+      return scale;
+    };
   }
 
   /// The number behind "layers.", "layer." or "h.", of the language model.
@@ -330,7 +471,9 @@ class Loader {
     return {target};
   }
 
-  void copy(const TensorInfo& tensor, const std::vector<std::byte>& data, const Target& target) {
+  void copy(const TensorInfo& tensor, const Bytes& checkpoint, const Target& target) {
+    const std::vector<std::byte>& data = checkpoint.at(tensor.name);
+    const auto scale = scale_of(tensor, checkpoint);
     const auto found = shapes_.find(target.parameter);
     if (found == shapes_.end()) {
       throw std::logic_error("tensor " + tensor.name + " wants parameter " + target.parameter);
@@ -340,10 +483,12 @@ class Loader {
     const DType to = dtypes_.at(target.parameter);
     const Index count = element_count(tensor.shape);
     std::vector<Index> at(tensor.shape.size());
+    std::vector<Index> global(at.size());
     for (Index flat = 0; flat < count; ++flat) {
       Index rest = flat;
       bool mine = true;
       for (std::size_t d = at.size(); d-- > 0;) {
+        global[d] = rest % tensor.shape[d];
         const auto local = target.axes[d](rest % tensor.shape[d]);
         rest /= tensor.shape[d];
         mine = mine && local.has_value();
@@ -372,6 +517,11 @@ class Loader {
           tensor.dtype, data.data() + static_cast<std::uint64_t>(flat) * from_item, to,
           bytes.at(target.parameter).data() + static_cast<std::uint64_t>(element) * bytes_of(to),
           1);
+      if (scale) {
+        std::vector<float>& scales = scales_of_[target.parameter];
+        scales.resize(bytes.at(target.parameter).size());
+        scales[static_cast<std::size_t>(element)] = scale(global);
+      }
     }
   }
 
@@ -379,6 +529,7 @@ class Loader {
   const SlowSeat& s_;
   std::map<std::string, Shape> shapes_;
   std::map<std::string, DType> dtypes_;
+  std::map<std::string, std::vector<float>> scales_of_;  ///< Of each f8 element, as stored.
 };
 
 }  // namespace
@@ -387,11 +538,17 @@ std::map<std::string, std::vector<std::byte>> slowly_load(
     const SlowModel& model, const SlowSeat& seat, const std::vector<LiveParameter>& parameters,
     const TensorValues& checkpoint) {
   Loader loader(model, seat, parameters);
+  std::map<std::string, std::vector<std::byte>> bytes;
   for (const TensorInfo& tensor : checkpoint.catalogue()) {
-    std::vector<std::byte> data(static_cast<std::size_t>(element_count(tensor.shape)) *
-                                bytes_of(tensor.dtype));
+    std::vector<std::byte>& data = bytes[tensor.name];
+    data.resize(static_cast<std::size_t>(element_count(tensor.shape)) * bytes_of(tensor.dtype));
     checkpoint.read(tensor.name, Box::whole(tensor.shape), data.data(), row_major(tensor.shape));
-    loader.load(tensor, data);
+  }
+  for (const TensorInfo& tensor : checkpoint.catalogue()) {
+    loader.load(tensor, bytes);
+  }
+  if (model.scales != SlowModel::Scales::as_stored) {
+    loader.requantise();
   }
   return std::move(loader.bytes);
 }

@@ -29,6 +29,8 @@ struct SlowModel {
   bool alternating = false;  ///< gpt-oss
   Index together = 32;       ///< Its gate rows that no cut parts: 1 when not quantised.
   bool gpt2 = false;
+  /// What becomes of f8 weights and their scales when all is loaded.
+  enum class Scales : std::uint8_t { as_stored, one, power_of_two } scales = Scales::as_stored;
   bool tied = false;  ///< The last stage needs the embedding, too.
 };
 
