@@ -229,11 +229,13 @@ __device__ inline void cast_units(const Task& task, const Loop* __restrict__ loo
 /// The task of @p tile, at or after task @p at. All lanes of a warp together.
 __device__ inline u64 find_task(const Task* __restrict__ tasks, u64 count, u64 at, u64 tile,
                                 u32 lane) {
-  if (at + 1 >= count || tasks[at + 1].first_tile > tile) {
-    return at;
-  }
-  u64 low = at + 1;
-  u64 high = count;
+  // Lists are walked forward: a few tasks ahead first, then the rest.
+  constexpr u64 kAhead = 8;
+  u64 low = at + lane * kAhead;
+  const u32 near = __ballot_sync(~0u, low < count && tasks[low].first_tile <= tile);
+  const u32 steps = 31 - __clz(static_cast<int>(near));
+  low = at + steps * kAhead;
+  u64 high = steps == kWarp - 1 ? count : min(low + kAhead, count);
   while (high - low > 1) {
     const u64 step = (high - low + kWarp - 1) / kWarp;
     const u64 probe = low + lane * step;

@@ -22,11 +22,24 @@ __device__ void store_release(u64 address, u64 value) {
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
 }
 
-__device__ void send_signals(const Control& control, const SignalSlice& signals, u64 round) {
-  __threadfence_system();
-  for (u32 i = threadIdx.x; i < signals.count; i += blockDim.x) {
-    store_release(signals.signals[i].address, round * control.stride + signals.signals[i].add);
-  }
+/// Adds 1. What the calling thread has seen is seen by whoever adds later, on every device.
+__device__ u64 count_in(u64* counter) {
+  u64 before;
+  asm volatile("atom.acq_rel.sys.global.add.u64 %0, [%1], 1;"
+               : "=l"(before)
+               : "l"(counter)
+               : "memory");
+  return before;
+}
+
+__device__ void store_relaxed(u64 address, u64 value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(value) : "memory");
+}
+
+/// Entry @p threadIdx.x of a table, loaded long before it is needed.
+template <class Item>
+__device__ Item own_item(const Item* items, u32 count) {
+  return threadIdx.x < count ? items[threadIdx.x] : Item{};
 }
 
 __device__ bool is_given_up(const Control& control) {
@@ -34,17 +47,34 @@ __device__ bool is_given_up(const Control& control) {
          load_acquire(&control.head->abort) != 0;
 }
 
-/// By a whole block. True when the work may begin.
-__device__ bool enter(const Control& control, const Entry& entry) {
-  bool failed = *reinterpret_cast<volatile u64*>(&control.head->failed) != 0;
-  const u64 round = control.head->round;
-  if (blockIdx.x == 0 && entry.ready.count > 0 && !failed) {
-    send_signals(control, entry.ready, round);
+/// What a thread knows of the round once its kernel has begun.
+struct Begun {
+  u64 round;
+  bool failed;
+};
+
+/// Tells sources that memory may be written. Whatever used that memory was a kernel before this
+/// one: no fence.
+__device__ Begun begin(const Control& control, const Entry& entry) {
+  const Begun begun{control.head->round,
+                    *reinterpret_cast<volatile u64*>(&control.head->failed) != 0};
+  if (blockIdx.x == 0 && !begun.failed) {
+    for (u32 i = threadIdx.x; i < entry.ready.count; i += blockDim.x) {
+      const Signal signal = entry.ready.signals[i];
+      store_relaxed(signal.address, begun.round * control.stride + signal.add);
+    }
   }
+  return begun;
+}
+
+/// Waits for the gates. By a whole block. True when the work may begin.
+__device__ bool enter(const Control& control, const Entry& entry, const Begun& begun) {
+  bool failed = begun.failed;
   for (u32 i = threadIdx.x; i < entry.gate_count && !failed; i += blockDim.x) {
-    const u64 wanted = round * control.stride + entry.gates[i].add;
+    const Gate gate = entry.gates[i];
+    const u64 wanted = begun.round * control.stride + gate.add;
     u32 spins = 0;
-    while (load_acquire(control.flags + entry.gates[i].flag) < wanted) {
+    while (load_acquire(control.flags + gate.flag) < wanted) {
       if (++spins % kSpinsPerAbortCheck == 0 && is_given_up(control)) {
         failed = true;
         break;
@@ -58,35 +88,36 @@ __device__ bool enter(const Control& control, const Entry& entry) {
     *reinterpret_cast<volatile u64*>(&control.host->failed) = 1;
     __threadfence_system();
   } else if (threadIdx.x == 0 && blockIdx.x == 0 && entry.opened != 0) {
-    *reinterpret_cast<volatile u64*>(&control.host->opened) = round * control.stride + entry.opened;
-    __threadfence_system();
+    store_relaxed(reinterpret_cast<u64>(&control.host->opened),
+                  begun.round * control.stride + entry.opened);
   }
   return !failed;
 }
 
-/// By one whole block, after all work.
-__device__ void leave(const Control& control, const Exit& exit) {
-  const u64 round = control.head->round;
-  send_signals(control, exit.signals, round);
-  __syncthreads();
-  if (exit.last && threadIdx.x == 0) {
+/// By one whole block, after all work. @param own  own_item() of the signals.
+__device__ void leave(const Control& control, const Exit& exit, u64 round, Signal own) {
+  for (u32 i = threadIdx.x; i < exit.signals.count; i += blockDim.x) {
+    const Signal signal = i < blockDim.x ? own : exit.signals.signals[i];
+    store_release(signal.address, round * control.stride + signal.add);
+  }
+  // Beside the first signal, not after it; all work is fenced already, or of kernels before.
+  if (exit.last && threadIdx.x == blockDim.x - 1) {
     control.head->round = round + 1;
-    __threadfence_system();
-    *reinterpret_cast<volatile u64*>(&control.host->finished) = round;
+    store_relaxed(reinterpret_cast<u64>(&control.host->finished), round);
   }
 }
 
 __global__ void gate_kernel(Control control, Entry entry, Exit exit) {
-  if (enter(control, entry)) {
-    leave(control, exit);
+  const Begun begun = begin(control, entry);
+  const Signal own = own_item(exit.signals.signals, exit.signals.count);
+  if (enter(control, entry, begun)) {
+    leave(control, exit, begun.round, own);
   }
 }
 
 __global__ void __launch_bounds__(kListThreads)
     list_kernel(Control control, DeviceTables tables, ListSlice list, Entry entry, Exit exit) {
-  if (!enter(control, entry)) {
-    return;
-  }
+  const Begun begun = begin(control, entry);
   const Task* tasks = tables.tasks + list.begin;
   const u32 lane = threadIdx.x % kWarp;
   const u64 warps = static_cast<u64>(gridDim.x) * (kListThreads / kWarp);
@@ -96,7 +127,12 @@ __global__ void __launch_bounds__(kListThreads)
   const u32 own = threadIdx.x / kWarp;
   const u64 warp = list.tiles >= 4 * warps ? static_cast<u64>(blockIdx.x) * kWarpsPerBlock + own
                                            : static_cast<u64>(own) * gridDim.x + blockIdx.x;
-  u64 at = 0;
+  // The search for the first task passes the time until the gates open.
+  u64 at = find_task(tasks, list.count, 0, warp, lane);
+  const Signal own_signal = own_item(exit.signals.signals, exit.signals.count);
+  if (!enter(control, entry, begun)) {
+    return;
+  }
   for (u64 tile = warp; tile < list.tiles; tile += warps) {
     at = find_task(tasks, list.count, at, tile, lane);
     const Task task = tasks[at];
@@ -132,16 +168,14 @@ __global__ void __launch_bounds__(kListThreads)
   __shared__ bool is_last_block;
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence_system();
-    is_last_block = atomicAdd(reinterpret_cast<unsigned long long*>(&control.head->arrived),
-                              1ull) == gridDim.x - 1;
+    is_last_block = count_in(&control.head->arrived) == gridDim.x - 1;
   }
   __syncthreads();
   if (is_last_block) {
     if (threadIdx.x == 0) {
       control.head->arrived = 0;
     }
-    leave(control, exit);
+    leave(control, exit, begun.round, own_signal);
   }
 }
 
