@@ -69,6 +69,7 @@ class Compiler {
     round_.last_gates.begin = round_.gates.size();
     wait_for_landed();
     round_.last_gates.count = round_.gates.size() - round_.last_gates.begin;
+    add_marks();
     round_.replays = options_.graph == GraphChoice::on ||
                      (options_.graph == GraphChoice::automatic &&
                       std::all_of(round_.stages.begin(), round_.stages.end(), [](const Stage& s) {
@@ -217,6 +218,37 @@ class Compiler {
     }
   }
 
+  void add_marks() {
+    std::vector<Message*> received;
+    for (Stage& stage : round_.stages) {
+      for (WireStep& step : stage.wire) {
+        std::set<Rank> peers;
+        for (const auto* messages : {&step.sends, &step.receives}) {
+          for (const Message& message : *messages) {
+            peers.insert(message.peer);
+          }
+        }
+        for (const Rank peer : peers) {
+          step.sends.push_back({peer, round_number(), sizeof(std::uint64_t)});
+          step.receives.push_back({peer, round_.marked.size(), sizeof(std::uint64_t)});
+          round_.marked.push_back(static_cast<std::size_t>(peer));
+        }
+        for (std::size_t i = step.receives.size() - peers.size(); i < step.receives.size(); ++i) {
+          received.push_back(&step.receives[i]);
+        }
+      }
+    }
+    round_.marks = DeviceMemory(round_.marked.size() * sizeof(std::uint64_t));
+    for (Message* message : received) {  // its place among the marks, so far
+      message->address = reinterpret_cast<std::uint64_t>(round_.marks.data()) +
+                         message->address * sizeof(std::uint64_t);
+    }
+  }
+
+  std::uint64_t round_number() const {
+    return reinterpret_cast<std::uint64_t>(memory_.control().data()) + offsetof(ControlHead, round);
+  }
+
   void wait_for_landed() {
     for (const auto& [source, stage] : landed_) {
       round_.gates.push_back({static_cast<std::uint32_t>(world_ + source), stage});
@@ -285,9 +317,9 @@ DeviceRound::DeviceRound(const CompiledRound& round, const Links& links) {
       marks.empty() ? nullptr : reinterpret_cast<const std::uint64_t* const*>(base + marks_at);
 }
 
-void DeviceRound::abort(cudaStream_t stream) const {
+void DeviceRound::abort(std::size_t rank, cudaStream_t stream) const {
   if (abort_words_ != nullptr) {
-    launch_abort(abort_words_, abort_count_, stream);
+    launch_abort(abort_words_, abort_count_, rank + 1, stream);
   }
 }
 

@@ -49,6 +49,11 @@ struct CompiledRound {
   std::vector<Gate> gates;
   std::vector<Signal> signals;
   DeviceMemory staging;
+
+  /// On the wire, the ranks of a pair end every step by sending each other the number of the round.
+  /// The library tells of a group only as a whole; the marks tell whose part of it has not come.
+  DeviceMemory marks;               ///< One number a mark.
+  std::vector<std::size_t> marked;  ///< By mark: the rank that sends it.
 };
 
 /// Flag of rank r in a control block: "r may be written" is flag r, "what r wrote has landed" is
@@ -66,8 +71,8 @@ class DeviceRound {
   SignalSlice signals(const Range& range) const {
     return {signals_ + range.begin, static_cast<std::uint32_t>(range.count)};
   }
-  /// Tells every mapped peer that this rank has given up.
-  void abort(cudaStream_t stream) const;
+  /// Tells every mapped peer that this rank has given up, and that @p rank is why.
+  void abort(std::size_t rank, cudaStream_t stream) const;
   std::uint64_t bytes() const { return memory_.bytes(); }
   void leak() { memory_.leak(); }
 

@@ -179,9 +179,9 @@ __global__ void __launch_bounds__(kListThreads)
   }
 }
 
-__global__ void abort_kernel(const u64* const* words, u32 count) {
+__global__ void abort_kernel(const u64* const* words, u32 count, u64 mark) {
   for (u32 i = threadIdx.x; i < count; i += blockDim.x) {
-    store_release(reinterpret_cast<u64>(words[i]), 1);
+    store_release(reinterpret_cast<u64>(words[i]), mark);
   }
 }
 
@@ -215,8 +215,8 @@ void launch_list(const Control& control, DeviceTables tables, ListSlice list, co
                                                                    exit);
 }
 
-void launch_abort(const u64* const* words, u32 count, cudaStream_t stream) {
-  abort_kernel<<<1, threads_for(count), 0, stream>>>(words, count);
+void launch_abort(const u64* const* words, u32 count, u64 mark, cudaStream_t stream) {
+  abort_kernel<<<1, threads_for(count), 0, stream>>>(words, count, mark);
 }
 
 }  // namespace m2n::nccl

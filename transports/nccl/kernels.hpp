@@ -25,7 +25,7 @@ struct HostWords {
 /// The head of a control block in device memory; flags follow. Peers write flags and @p abort.
 struct ControlHead {
   std::uint64_t round;  ///< Of the round in progress.
-  std::uint64_t abort;  ///< Set by a peer that gave up.
+  std::uint64_t abort;  ///< Set by a peer that gave up: 1 + the rank that it waited for.
   std::uint64_t failed;
   std::uint64_t arrived;  ///< Thread blocks of the list in progress that are done.
 };
@@ -72,8 +72,9 @@ void launch_gate(const Control& control, const Entry& entry, const Exit& exit, c
 /// need this device.
 void launch_list(const Control& control, DeviceTables tables, ListSlice list, const Entry& entry,
                  const Exit& exit, int blocks, cudaStream_t stream);
-/// Writes abort marks: @p words are addresses of ControlHead::abort of peers.
-void launch_abort(const std::uint64_t* const* words, std::uint32_t count, cudaStream_t stream);
+/// Writes @p mark at @p words: addresses of ControlHead::abort of peers.
+void launch_abort(const std::uint64_t* const* words, std::uint32_t count, std::uint64_t mark,
+                  cudaStream_t stream);
 
 /// The elements of a box in device memory, as fill_synthetic() and digest_of_box() see them.
 struct BoxView {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "transports/nccl/greet.hpp"
 
 namespace m2n::nccl {
 namespace {
@@ -145,6 +146,9 @@ class Linker {
     }
     agree_on_failures(map_peers());
     links_.uses_wire = links_.uses(Path::wire);
+    if (links_.uses_wire) {
+      connect_wire();
+    }
     if (connection_.options.graph == GraphChoice::on && links_.uses_wire) {
       throw TransportError(Errc::bad_argument,
                            "nccl: graph=on, but rank " + std::to_string(rank_) +
@@ -310,6 +314,19 @@ class Linker {
     if (wire) {
       connect_communicator();
     }
+  }
+
+  /// So that no round waits for a connection.
+  void connect_wire() {
+    std::set<Rank> peers;
+    for (const auto* paths : {&links_.to, &links_.from}) {
+      for (const auto& [peer, path] : *paths) {
+        if (path == Path::wire) {
+          peers.insert(static_cast<Rank>(peer));
+        }
+      }
+    }
+    greet(*connection_.comm, {peers.begin(), peers.end()}, deadline_);
   }
 
   void go_by_wire(std::size_t other) {

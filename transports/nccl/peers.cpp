@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "core/error.hpp"
+#include "transports/nccl/process.hpp"
 
 namespace m2n::nccl {
 namespace {
@@ -101,6 +102,7 @@ std::string Identity::encode() const {
   Writer writer;
   writer.put(host);
   writer.put(process);
+  writer.put(processes);
   writer.put(bus);
   writer.put(static_cast<std::uint64_t>(reaches.size()));
   for (const std::string& other : reaches) {
@@ -115,6 +117,7 @@ Identity Identity::decode(const std::string& text) {
   Identity identity;
   identity.host = reader.text();
   identity.process = reader.get<std::uint64_t>();
+  identity.processes = reader.text();
   identity.bus = reader.text();
   identity.reaches.resize(reader.get<std::uint64_t>());
   for (std::string& other : identity.reaches) {
@@ -125,7 +128,8 @@ Identity Identity::decode(const std::string& text) {
 }
 
 Identity Identity::mine(int device) {
-  Identity identity{boot_id(), static_cast<std::uint64_t>(getpid()), bus_id(device), {}, device};
+  Identity identity{
+      boot_id(), static_cast<std::uint64_t>(getpid()), process_space(), bus_id(device), {}, device};
   int count = 0;
   check(cudaGetDeviceCount(&count), "count devices");
   for (int other = 0; other < count; ++other) {

@@ -29,6 +29,7 @@ PathChoice path_choice_from_string(const std::string& name);
 struct Identity {
   std::string host;  ///< Boot id: equal for processes of one running system.
   std::uint64_t process = 0;
+  std::string processes;             ///< The space that `process` is a number of; empty: not known.
   std::string bus;                   ///< Of the device.
   std::vector<std::string> reaches;  ///< Bus ids of devices that the device can map.
   int device = 0;

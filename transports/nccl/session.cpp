@@ -7,6 +7,9 @@
 
 #include "transports/nccl/session.hpp"
 
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
 #include <map>
 #include <set>
 #include <thread>
@@ -15,6 +18,7 @@
 #include "core/error.hpp"
 #include "transports/nccl/compile.hpp"
 #include "transports/nccl/links.hpp"
+#include "transports/nccl/process.hpp"
 #include "transports/nccl/queue.hpp"
 #include "transports/nccl/session_memory.hpp"
 
@@ -25,6 +29,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kPollInterval{10};
 constexpr std::chrono::seconds kDrainPatience{5};
+/// After a deadline, for a peer that knows better to say whom it waited for.
+constexpr std::chrono::milliseconds kBlamePatience{100};
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -64,7 +70,9 @@ class NcclSession final : public Session {
  public:
   NcclSession(std::shared_ptr<Connection> connection, const Program& program,
               const Buffers& buffers, Deadline deadline)
-      : connection_(std::move(connection)), world_(connection_->ranks.size()) {
+      : connection_(std::move(connection)),
+        rank_(static_cast<std::size_t>(program.rank)),
+        world_(connection_->ranks.size()) {
     expects(static_cast<std::size_t>(program.world_size) <= world_, "a group as large as the plan");
     load_kernels();
     const auto place = [&]() -> const SessionMemory& {
@@ -77,7 +85,8 @@ class NcclSession final : public Session {
     set_up_control();
     queue_ = std::make_unique<RoundQueue>(*connection_, *memory_, links_, compiled_, *device_round_,
                                           control_);
-    figures_.device_bytes = memory_->bytes() + device_round_->bytes() + compiled_.staging.bytes();
+    figures_.device_bytes = memory_->bytes() + device_round_->bytes() + compiled_.staging.bytes() +
+                            compiled_.marks.bytes();
     figures_.table_bytes = device_round_->bytes();
     figures_.engine_copies = compiled_.engine_copies;
     figures_.list_tasks = compiled_.tables.tasks.size();
@@ -95,6 +104,7 @@ class NcclSession final : public Session {
       memory_->control().leak();
       device_round_->leak();
       compiled_.staging.leak();
+      compiled_.marks.leak();
     }
   }
 
@@ -105,7 +115,7 @@ class NcclSession final : public Session {
     report_.version = version;
     ++round_;
     running_ = true;
-    queue_->begin(round_, deadline);
+    queued([&] { queue_->begin(round_, deadline); });
     figures_.host_seconds = seconds_since(begin);
   }
 
@@ -116,7 +126,9 @@ class NcclSession final : public Session {
     for (std::uint64_t spin = 0;; ++spin) {
       if (!queue_->complete()) {
         const auto begin = Clock::now();
-        if (queue_->pump(deadline)) {
+        bool more = false;
+        queued([&] { more = queue_->pump(deadline); });
+        if (more) {
           figures_.host_seconds += seconds_since(begin);
         }
       } else if (PinnedWords::read(words.finished) == round_) {
@@ -145,11 +157,7 @@ class NcclSession final : public Session {
     return report_;
   }
 
-  void abort() noexcept override {
-    PinnedWords::write(words_.get()->abort, 1);
-    cudaSetDevice(connection_->device);
-    device_round_->abort(queue_->side());
-  }
+  void abort() noexcept override { give_up(rank_); }
 
   std::optional<std::uint64_t> extra_bytes() const override { return figures_.device_bytes; }
 
@@ -168,25 +176,47 @@ class NcclSession final : public Session {
         "set up the control block");
   }
 
-  /// Looks for errors that no flag tells: of the library, of the streams, of peers that gave up.
+  /// Looks for errors that no flag tells: of the library, of the streams, of peers that gave up or
+  /// whose processes have ended.
   void poll() {
     if (links_.uses_wire) {
-      try {
-        connection_->comm->poll();
-      } catch (const TransportError& error) {
-        fail(error.code(), std::string(error.what()).substr(sizeof "nccl: " - 1));
-      }
+      queued([&] { connection_->comm->poll(); });
     }
     const cudaError_t state = cudaStreamQuery(queue_->main());
     if (state != cudaSuccess && state != cudaErrorNotReady) {
       check(state, "run a round");
     }
-    check(cudaMemcpyAsync(&peer_abort_, &control_.head->abort, sizeof peer_abort_,
-                          cudaMemcpyDeviceToHost, queue_->side()),
-          "look for peers that gave up");
-    if (cudaStreamSynchronize(queue_->side()) == cudaSuccess && peer_abort_ != 0) {
+    const std::set<std::size_t> behind = behind_ranks();
+    if (blamed_ != 0) {
       fail(Errc::peer_lost, "a rank gave up in round " + std::to_string(round_));
     }
+    for (const std::size_t rank : behind) {
+      if (state_of(rank) == ProcessState::ended && behind_ranks().contains(rank)) {
+        fail(Errc::peer_lost, "a process has ended before round " + std::to_string(round_));
+      }
+    }
+  }
+
+  /// Queueing asks the library, which may find that a peer is gone.
+  template <class Queue>
+  void queued(const Queue& queue) {
+    try {
+      queue();
+    } catch (const TransportError& error) {
+      fail(error.code(), std::string(error.what()).substr(sizeof "nccl: " - 1));
+    }
+  }
+
+  ProcessState state_of(std::size_t rank) const {
+    const Identity& other = connection_->ranks[rank];
+    return process_state(other.process, other.processes);
+  }
+
+  /// Lets every wait of this rank and of the peers that are mapped end. @param rank  Why.
+  void give_up(std::size_t rank) noexcept {
+    PinnedWords::write(words_.get()->abort, 1);
+    cudaSetDevice(connection_->device);
+    device_round_->abort(rank, queue_->side());
   }
 
   void abort_communicator() {
@@ -196,45 +226,90 @@ class NcclSession final : public Session {
   }
 
   [[noreturn]] void fail(Errc code, const std::string& text) {
-    std::string missing = missing_ranks();
-    abort();
-    abort_communicator();
-    if (links_.uses_wire && missing.empty()) {
-      for (const PeerTraffic& traffic : report_.peers) {
-        missing += (missing.empty() ? "" : ", ") + std::to_string(traffic.peer);
-      }
-      missing = "unknown, any of " + missing;
+    std::set<std::size_t> missing = missing_ranks();
+    for (const auto until = Clock::now() + kBlamePatience;
+         code == Errc::timed_out && blamed_ == 0 && !missing.empty() && Clock::now() < until &&
+         std::none_of(missing.begin(), missing.end(), [&](std::size_t r) { return is_idle(r); });
+         missing = missing_ranks()) {
+      std::this_thread::sleep_for(kPollInterval);
     }
+    running_ = false;
+    give_up(missing.empty() ? rank_ : *missing.begin());
+    abort_communicator();
     queue_->drain(Clock::now() + kDrainPatience);
+    std::string names;
+    for (const std::size_t rank : missing) {
+      const ProcessState state = state_of(rank);
+      names += (names.empty() ? "" : ", ") + std::to_string(rank) +
+               (state == ProcessState::ended     ? " (ended)"
+                : state == ProcessState::stopped ? " (stopped)"
+                                                 : "");
+    }
     throw TransportError(
         code, "nccl: " + text +
                   (code == Errc::timed_out ? "; ranks missing: " : "; ranks not done: ") +
-                  (missing.empty() ? "none known" : missing));
+                  (names.empty() ? "none known" : names));
   }
 
-  /// Ranks whose flags are behind.
-  std::string missing_ranks() {
-    std::vector<std::uint64_t> flags(2 * world_);
-    if (cudaMemcpyAsync(flags.data(), const_cast<const std::uint64_t*>(control_.flags),
-                        flags.size() * sizeof flags[0], cudaMemcpyDeviceToHost,
-                        queue_->side()) != cudaSuccess ||
-        cudaStreamSynchronize(queue_->side()) != cudaSuccess) {
-      return "";
+  /// Who keeps this rank from ending its round, as well as it can tell: whom a peer blames that
+  /// gave up before; else of the ranks that are behind, or of all when none is, those whose
+  /// processes do not run.
+  std::set<std::size_t> missing_ranks() {
+    std::set<std::size_t> missing;
+    try {
+      missing = behind_ranks();
+    } catch (const TransportError&) {
+      return {};  // the device is of no use any more
     }
+    if (blamed_ != 0 && blamed_ - 1 != rank_ && blamed_ <= world_) {
+      return {blamed_ - 1};
+    }
+    if (missing.empty() && links_.uses_wire) {
+      for (const PeerTraffic& traffic : report_.peers) {
+        missing.insert(static_cast<std::size_t>(traffic.peer));
+      }
+    }
+    std::set<std::size_t> idle;
+    std::copy_if(missing.begin(), missing.end(), std::inserter(idle, idle.end()),
+                 [&](std::size_t rank) { return is_idle(rank); });
+    return idle.empty() ? missing : idle;
+  }
+
+  bool is_idle(std::size_t rank) const {
+    const ProcessState state = state_of(rank);
+    return state == ProcessState::ended || state == ProcessState::stopped;
+  }
+
+  /// Ranks whose flags or marks are behind. Also reads whom a peer blames.
+  std::set<std::size_t> behind_ranks() {
+    const std::size_t head = sizeof(ControlHead) / sizeof(std::uint64_t);
+    std::vector<std::uint64_t> block(head + 2 * world_);
+    std::vector<std::uint64_t> marks(compiled_.marked.size());
+    const auto read = [&](std::vector<std::uint64_t>& to, const DeviceMemory& from) {
+      check(cudaMemcpyAsync(to.data(), from.data(), to.size() * sizeof to[0],
+                            cudaMemcpyDeviceToHost, queue_->side()),
+            "look for ranks that are behind");
+    };
+    read(block, memory_->control());
+    read(marks, compiled_.marks);
+    check(cudaStreamSynchronize(queue_->side()), "look for ranks that are behind");
+    blamed_ = block[offsetof(ControlHead, abort) / sizeof(std::uint64_t)];
     std::set<std::size_t> behind;
     for (const Gate& gate : compiled_.gates) {
-      if (flags[gate.flag] < round_ * control_.stride + gate.add) {
+      if (block[head + gate.flag] < round_ * control_.stride + gate.add) {
         behind.insert(gate.flag % world_);
       }
     }
-    std::string text;
-    for (const std::size_t rank : behind) {
-      text += (text.empty() ? "" : ", ") + std::to_string(rank);
+    for (std::size_t i = 0; i < marks.size(); ++i) {
+      if (marks[i] < round_) {
+        behind.insert(compiled_.marked[i]);
+      }
     }
-    return text;
+    return behind;
   }
 
   std::shared_ptr<Connection> connection_;
+  std::size_t rank_;
   std::size_t world_;
   std::unique_ptr<SessionMemory> memory_;
   PinnedWords words_;
@@ -248,7 +323,7 @@ class NcclSession final : public Session {
   std::uint64_t round_ = 0;
   bool running_ = false;
   Clock::time_point started_;
-  std::uint64_t peer_abort_ = 0;
+  std::uint64_t blamed_ = 0;  // 1 + a rank; 0: no peer has given up
   RoundReport report_;
   SessionFigures figures_;
 };
