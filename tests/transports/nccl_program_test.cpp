@@ -5,15 +5,21 @@
 /// The NCCL transport's host logic, without a GPU: tables, the division of work, chunks of the
 /// wire.
 
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
 #include <cstring>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "core/error.hpp"
 #include "core/tensor/cast.hpp"
 #include "tests/transports/nccl_random_copy.hpp"
+#include "transports/nccl/process.hpp"
 #include "transports/nccl/tables.hpp"
 #include "transports/nccl/wire.hpp"
 
@@ -185,6 +191,24 @@ BOOST_AUTO_TEST_CASE(the_number_of_engine_copies_can_be_limited) {
   BOOST_TEST(divide(regions, model).engine.size() == 3u);
 }
 
+BOOST_AUTO_TEST_CASE(where_queueing_all_copies_takes_the_host_too_long_only_large_ones_are_queued) {
+  EngineModel model;
+  model.gap_bytes = 0;
+  std::vector<Placed> regions = {run(0, 1ULL << 40, 1 << 30)};
+  for (std::uint64_t i = 1; i < 1000; ++i) {  // 550 us
+    regions.push_back(run(i << 31, (1ULL << 40) + (i << 32), 3 << 20));
+  }
+  const Division some = divide(regions, model);
+  BOOST_TEST_REQUIRE(some.engine.size() == 1u);
+  BOOST_TEST(some.engine[0].row_bytes == 1u << 30);
+  BOOST_TEST(some.list.size() == 999u);
+  model.host_us = 551;
+  BOOST_TEST(divide(regions, model).engine.size() == 1000u);
+  model.host_us = 0;
+  model.host_worth = 0;
+  BOOST_TEST(divide(regions, model).engine.size() == 1000u);
+}
+
 /// Moves @p copies over the wire in memory: pack, hand over chunk by chunk, unpack.
 void move_by_wire(const std::vector<RandomCopy>& copies, const WireLimits& limits,
                   std::mt19937_64& random) {
@@ -272,6 +296,36 @@ BOOST_AUTO_TEST_CASE(staging_is_shared_by_the_peers_and_never_below_a_useful_chu
   BOOST_TEST(chunk_bytes_for(64 << 20, 1) == 32u << 20);
   BOOST_TEST(chunk_bytes_for(64 << 20, 2) == 16u << 20);
   BOOST_TEST(chunk_bytes_for(64 << 20, 1 << 20) == 16u << 10);
+}
+
+/// Waits until process @p child is seen as @p wanted, at most ten seconds.
+ProcessState state_once(pid_t child, ProcessState wanted) {
+  const auto number = static_cast<std::uint64_t>(child);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (process_state(number, process_space()) != wanted &&
+         std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return process_state(number, process_space());
+}
+
+BOOST_AUTO_TEST_CASE(a_process_is_seen_to_run_to_be_stopped_and_to_end) {
+  const pid_t child = fork();
+  if (child == 0) {
+    for (;;) {
+      pause();
+    }
+  }
+  BOOST_TEST_REQUIRE(child > 0);
+  BOOST_TEST((state_once(child, ProcessState::running) == ProcessState::running));
+  kill(child, SIGSTOP);
+  BOOST_TEST((state_once(child, ProcessState::stopped) == ProcessState::stopped));
+  BOOST_TEST(
+      (process_state(static_cast<std::uint64_t>(child), "elsewhere") == ProcessState::unknown));
+  kill(child, SIGKILL);
+  BOOST_TEST((state_once(child, ProcessState::ended) == ProcessState::ended));
+  waitpid(child, nullptr, 0);
+  BOOST_TEST((state_once(child, ProcessState::ended) == ProcessState::ended));
 }
 
 BOOST_AUTO_TEST_SUITE_END()

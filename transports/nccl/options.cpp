@@ -29,7 +29,7 @@ NcclOptions NcclOptions::parse(const Options& options) {
   require_known_options(
       kWho, options,
       {"path", "device", "staging_bytes", "direct_bytes", "step_bytes", "engine_min_bytes",
-       "engine_max_copies", "engine_gap_bytes", "blocks", "graph", "stream"});
+       "engine_max_copies", "engine_gap_bytes", "engine_host_us", "blocks", "graph", "stream"});
   NcclOptions out;
   constexpr std::uint64_t kAny = UINT64_MAX;
   for (const auto& [key, text] : options) {
@@ -49,6 +49,8 @@ NcclOptions NcclOptions::parse(const Options& options) {
       out.engine.max_copies = number(key, text, 0, kAny);
     } else if (key == "engine_gap_bytes") {
       out.engine.gap_bytes = number(key, text, 0, 1ULL << 40);
+    } else if (key == "engine_host_us") {
+      out.engine.host_us = static_cast<double>(number(key, text, 0, 1ULL << 40));
     } else if (key == "blocks") {
       out.blocks = static_cast<int>(number(key, text, 1, 1 << 16));
     } else if (key == "stream") {

@@ -25,7 +25,7 @@ struct NcclOptions {
   std::uint64_t staging_bytes = 64 << 20;
   std::uint64_t direct_bytes = 4 << 20;  ///< On the wire, larger contiguous regions are not staged.
   std::uint64_t step_bytes = 1ULL << 30;  ///< Unstaged bytes of a pair in one group of messages.
-  EngineModel engine;  ///< engine_min_bytes, engine_max_copies, engine_gap_bytes.
+  EngineModel engine;  ///< engine_min_bytes, engine_max_copies, engine_gap_bytes, engine_host_us.
   int blocks = 132;    ///< Thread blocks of the list kernel.
   int max_cta = 0;     ///< Of the context: cap on blocks and on NCCL's own; 0 for none.
   GraphChoice graph = GraphChoice::automatic;

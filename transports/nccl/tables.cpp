@@ -256,11 +256,37 @@ std::vector<Placed> merge_equal_steps(std::vector<Placed> regions) {
   return merged;
 }
 
+namespace {
+
+struct Candidate {
+  EngineCopy copy;
+  std::size_t region;
+};
+
+double host_cost_us(const EngineCopy& copy, const EngineModel& model) {
+  return copy.rows > 1 ? model.rows_us : model.run_us;
+}
+
+/// How many of @p candidates, largest first, the engines take without running out of what the
+/// kernel fills their pauses with.
+std::size_t engine_share(std::span<const Candidate> candidates, std::uint64_t list_bytes,
+                         const EngineModel& model) {
+  std::size_t count = 0;
+  for (const Candidate& candidate : candidates) {
+    const std::uint64_t bytes = candidate.copy.bytes();
+    const std::uint64_t filling = (count + 1) * model.gap_bytes;
+    if (count >= model.max_copies || (bytes < model.alone_bytes && filling > list_bytes - bytes)) {
+      break;
+    }
+    list_bytes -= bytes;
+    ++count;
+  }
+  return count;
+}
+
+}  // namespace
+
 Division divide(std::vector<Placed> regions, const EngineModel& model) {
-  struct Candidate {
-    EngineCopy copy;
-    std::size_t region;
-  };
   std::vector<Candidate> candidates;
   std::uint64_t list_bytes = 0;
   for (std::size_t i = 0; i < regions.size(); ++i) {
@@ -272,18 +298,21 @@ Division divide(std::vector<Placed> regions, const EngineModel& model) {
   std::stable_sort(
       candidates.begin(), candidates.end(),
       [](const Candidate& a, const Candidate& b) { return a.copy.bytes() > b.copy.bytes(); });
+  candidates.resize(engine_share(candidates, list_bytes, model));
+  double host_us = 0;
+  for (const Candidate& candidate : candidates) {
+    host_us += host_cost_us(candidate.copy, model);
+  }
+  if (host_us > model.host_us) {
+    std::erase_if(candidates, [&](const Candidate& candidate) {
+      const double saving_us =
+          static_cast<double>(candidate.copy.bytes()) * 1e-6 * model.saving_us_per_mb;
+      return saving_us < model.host_worth * host_cost_us(candidate.copy, model);
+    });
+  }
   Division division;
   std::vector<bool> taken(regions.size(), false);
   for (const Candidate& candidate : candidates) {
-    const std::uint64_t bytes = candidate.copy.bytes();
-    if (division.engine.size() >= model.max_copies) {
-      break;
-    }
-    const std::uint64_t filling = (division.engine.size() + 1) * model.gap_bytes;
-    if (bytes < model.alone_bytes && filling > list_bytes - bytes) {
-      break;
-    }
-    list_bytes -= bytes;
     taken[candidate.region] = true;
     division.engine.push_back(candidate.copy);
   }

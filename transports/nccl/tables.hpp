@@ -55,11 +55,20 @@ struct EngineCopy {
 /// kernel fills the pauses. So engines take the largest copies as long as the kernel keeps
 /// @p gap_bytes for each of them; a copy of @p alone_bytes needs no filling.
 struct EngineModel {
-  std::uint64_t min_bytes = 256 << 10;    ///< Smallest copy that an engine gets.
-  std::uint64_t min_row_bytes = 512;      ///< Smallest row of a pitched copy.
-  std::uint64_t gap_bytes = 245'000;      ///< What a kernel moves in the pause after a copy.
-  std::uint64_t alone_bytes = 16 << 20;   ///< From here on the pause does not matter.
-  std::uint64_t max_copies = 1ULL << 32;  ///< Each costs the host about half a microsecond.
+  std::uint64_t min_bytes = 256 << 10;   ///< Smallest copy that an engine gets.
+  std::uint64_t min_row_bytes = 512;     ///< Smallest row of a pitched copy.
+  std::uint64_t gap_bytes = 245'000;     ///< What a kernel moves in the pause after a copy.
+  std::uint64_t alone_bytes = 16 << 20;  ///< From here on the pause does not matter.
+  std::uint64_t max_copies = 1ULL << 32;
+  /// What queueing costs the host: a run in a batch, and rows at a pitch. As long as all copies of
+  /// a stage together take it at most @p host_us, they are free. Beyond, only those are queued that
+  /// shorten the round by @p host_worth times their cost: 1 MB that an engine takes from the kernel
+  /// saves @p saving_us_per_mb.
+  double run_us = 0.55;
+  double rows_us = 1.7;
+  double host_us = 500;
+  double host_worth = 8;
+  double saving_us_per_mb = 0.177;
 };
 
 struct Division {
