@@ -45,7 +45,8 @@ struct Workload {
   DType source = DType::bf16;
   DType destination = DType::bf16;
   Options options;
-  double wanted = 0;  ///< Ratio; 0: none.
+  double wanted = 0;          ///< At least this ratio; 0: any.
+  double wanted_host_us = 0;  ///< At most; 0: any.
 };
 
 void add(std::vector<Tensor>& out, std::string name, Shape shape) {
@@ -381,17 +382,44 @@ double engine_rate() {
   return static_cast<double>(kBytes) / median(seconds);
 }
 
-void print(const Workload& w, const Result& r, double engine) {
+/// What a figure of the table ought to be, and whether it was.
+class Goals {
+ public:
+  /// "met" or "MISSED".
+  const char* note(const std::string& what, bool met) {
+    (met ? met_ : missed_).push_back(what);
+    return met ? "met" : "MISSED";
+  }
+  void print() const {
+    std::printf("%zu figures met, %zu missed%s\n", met_.size(), missed_.size(),
+                missed_.empty() ? "" : ":");
+    for (const std::string& what : missed_) {
+      std::printf("  %s\n", what.c_str());
+    }
+  }
+
+ private:
+  std::vector<std::string> met_;
+  std::vector<std::string> missed_;
+};
+
+void print(const Workload& w, const Result& r, double engine, Goals& goals) {
   const double rate = static_cast<double>(r.bytes) / r.seconds;
+  const double host_us = r.worst_host_seconds * 1e6;
+  constexpr std::uint64_t kMostExtra = 1 << 20;  // beside the tables, where nothing is staged
+  if (r.path != "wire") {
+    goals.note(w.name + ": extra device memory under 1 MiB and descriptors",
+               r.sender.device_bytes - r.sender.table_bytes < kMostExtra);
+  }
   std::printf(
-      "%-44s %6zu %8.2f GB %10.3f ms %6.1f GB/s %6.3f %s %-6s host %8.1f us  extra %9.1f KiB "
+      "%-44s %6zu %8.2f GB %10.3f ms %6.1f GB/s %6.3f %-6s %-6s host %8.1f us %-6s extra %9.1f KiB "
       "(tables %9.1f)  %6llu engine %6llu list  prepare %.2f s  bytes %s\n",
       w.name.c_str(), w.tensors.size(), static_cast<double>(r.bytes) * 1e-9, r.seconds * 1e3,
       rate * 1e-9, rate / engine,
-      w.wanted == 0               ? "      "
-      : rate / engine >= w.wanted ? "met   "
-                                  : "MISSED",
-      r.path.c_str(), r.worst_host_seconds * 1e6, static_cast<double>(r.sender.device_bytes) / 1024,
+      w.wanted == 0 ? "" : goals.note(w.name + ": rate", rate / engine >= w.wanted), r.path.c_str(),
+      host_us,
+      w.wanted_host_us == 0 ? "" : goals.note(w.name + ": host time", host_us < w.wanted_host_us),
+      static_cast<double>(r.sender.device_bytes) / 1024,
       static_cast<double>(r.sender.table_bytes) / 1024,
       static_cast<unsigned long long>(r.sender.engine_copies),
       static_cast<unsigned long long>(r.sender.list_tasks), r.prepare_seconds,
@@ -405,7 +433,7 @@ std::vector<Workload> workloads() {
   const auto row = [&](const std::string& name, const std::vector<Tensor>& tensors,
                        const Order& order, double wanted,
                        const Options& options = {}) -> Workload& {
-    out.push_back({name, tensors, order, DType::bf16, DType::bf16, options, wanted});
+    out.push_back({name, tensors, order, DType::bf16, DType::bf16, options, wanted, 0});
     return out.back();
   };
   const auto any = [](const std::vector<Tensor>& tensors) { return shuffled(tensors.size()); };
@@ -423,12 +451,12 @@ std::vector<Workload> workloads() {
   Order stacked;
   const auto moe = qwen3_moe(stacked);
   row("qwen3-30b-a3b, worker stacks experts", moe, stacked, .97);
-  row("qwen3-30b-a3b, any order", moe, any(moe), .97);
-  row("qwen3-30b-a3b, any order, 100 engine copies", moe, any(moe), 0,
-      {{"engine_max_copies", "100"}});
+  row("qwen3-30b-a3b, any order", moe, any(moe), 0).wanted_host_us = 100;
+  row("qwen3-30b-a3b, any order, host time is free", moe, any(moe), .97,
+      {{"engine_host_us", "1000000"}});
   row("qwen3-30b-a3b, worker stacks experts, graph", moe, stacked, 0, graph);
   row("qwen3-30b-a3b, any order, graph", moe, any(moe), 0, graph);
-  row("qwen3-30b-a3b, arenas in one order", moe, {}, .97);
+  row("qwen3-30b-a3b, arenas in one order", moe, {}, .97).wanted_host_us = 100;
   const auto mib = equal_tensors(1000, 1 << 20);
   row("1000 x 1 MiB", mib, any(mib), .93);
   row("1000 x 1 MiB, list kernel alone", mib, any(mib), 0, list);
@@ -506,6 +534,7 @@ int run_all(const std::vector<std::string>& only) {
   const double engine = engine_rate();
   std::printf("copy engine, 4 GiB: %.1f GB/s\n", engine * 1e-9);
   bool bad = false;
+  Goals goals;
   double cast_in_move = 0;
   double moved = 0;
   for (const Workload& w : workloads()) {
@@ -516,7 +545,7 @@ int run_all(const std::vector<std::string>& only) {
       continue;
     }
     const Result r = run(w);
-    print(w, r, engine);
+    print(w, r, engine, goals);
     bad = bad || !r.verified;
     if (w.name.find("in the move") != std::string::npos) {
       cast_in_move = r.seconds;
@@ -526,12 +555,16 @@ int run_all(const std::vector<std::string>& only) {
     }
   }
   if (cast_in_move > 0 && moved > 0) {
+    constexpr double kWantedGain = 1.6;
     const double local = local_cast_seconds();
+    const double gain = (moved + local) / cast_in_move;
     std::printf(
-        "cast in the move %.3f ms; moved %.3f ms and cast after %.3f ms: %.2f times as fast\n",
-        cast_in_move * 1e3, moved * 1e3, local * 1e3, (moved + local) / cast_in_move);
+        "cast in the move %.3f ms; moved %.3f ms and cast after %.3f ms: %.2f times as fast %s\n",
+        cast_in_move * 1e3, moved * 1e3, local * 1e3, gain,
+        goals.note("cast in the move", gain >= kWantedGain));
   }
   std::printf("copy engine again: %.1f GB/s\n", engine_rate() * 1e-9);
+  goals.print();
   return bad ? 1 : 0;
 }
 

@@ -3,101 +3,30 @@
 
 /// @file
 /// The NCCL transport on GPUs: kernels against the host's rules, random problems over every path,
-/// and what goes wrong. Needs two GPUs that map each other; exits 77 without them.
-
-#include <signal.h>
-#include <unistd.h>
+/// windows and large tensors. Needs two GPUs that map each other; exits 77 without them.
 
 #include <boost/test/unit_test.hpp>
-#include <cstdlib>
 #include <cstring>
-#include <iostream>
 #include <mutex>
 #include <set>
-#include <thread>
 
-#include "core/api/builtin.hpp"
-#include "core/rendezvous/thread_group.hpp"
 #include "core/tensor/cast.hpp"
 #include "tests/support/placed_problem.hpp"
 #include "tests/support/random_cases.hpp"
-#include "tests/transports/nccl_random_copy.hpp"
-#include "tests/transports/nccl_world.hpp"
+#include "tests/transports/nccl_gpu.hpp"
 #include "transports/nccl/arena.hpp"
-#include "transports/nccl/device.hpp"
-#include "transports/nccl/session.hpp"
+#include "transports/nccl/kernels.hpp"
+#include "transports/nccl/tables.hpp"
 #include "transports/nccl/values.hpp"
 
 namespace m2n::nccl {
 namespace {
 
-using testing::Bytes;
 using testing::Place;
 using testing::PlacedProblem;
 using testing::random_bytes;
 
-constexpr std::chrono::seconds kDeadline{60};
 constexpr std::byte kUntouched{0xCD};
-
-Deadline soon() { return deadline_in(kDeadline); }
-
-void require(bool ok, const std::string& what) {
-  if (!ok) {
-    throw std::runtime_error(what);
-  }
-}
-
-std::unique_ptr<Transport> make(const Options& options) {
-  return builtin_registries().transports.create("nccl", {options});
-}
-
-std::vector<std::string> run_threads(Rank count, const std::function<void(Group&)>& body) {
-  auto groups = make_thread_groups(count);
-  std::vector<std::string> failures(static_cast<std::size_t>(count));
-  std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < groups.size(); ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        body(*groups[rank]);
-      } catch (const std::exception& error) {
-        failures[rank] = error.what();
-      }
-      groups[rank].reset();
-    });
-  }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
-  return failures;
-}
-
-void none_failed(const std::vector<std::string>& failures) {
-  for (std::size_t rank = 0; rank < failures.size(); ++rank) {
-    BOOST_TEST(failures[rank].empty(), "rank " << rank << ": " << failures[rank]);
-  }
-}
-
-/// Device memory with the same offset inside 16 bytes as nothing in particular: any alignment.
-class OnDevice {
- public:
-  OnDevice() = default;
-  OnDevice(const Bytes& bytes, std::uint64_t shift = 0) : bytes_(bytes.size()), shift_(shift) {
-    memory_ = DeviceMemory(bytes_ + shift + 1);
-    check(cudaMemcpy(data(), bytes.data(), bytes_, cudaMemcpyHostToDevice), "upload");
-    check(cudaDeviceSynchronize(), "upload");
-  }
-  std::byte* data() const { return memory_.data() + shift_; }
-  Bytes read() const {
-    Bytes out(bytes_);
-    check(cudaMemcpy(out.data(), data(), bytes_, cudaMemcpyDeviceToHost), "download");
-    return out;
-  }
-
- private:
-  DeviceMemory memory_;
-  std::uint64_t bytes_ = 0;
-  std::uint64_t shift_ = 0;
-};
 
 /// Runs lists on the current device, without a session.
 class ListRunner {
@@ -216,10 +145,7 @@ void move_random_problems(Group& group, const Options& options, std::uint64_t se
   for (const auto& entry : registries.planners.entries()) {
     planners.push_back(entry.first);
   }
-  int devices = 0;
-  check(cudaGetDeviceCount(&devices), "count devices");
-  const int device = static_cast<int>(group.rank() % devices);
-  check(cudaSetDevice(device), "select the device");
+  select_device(group.rank());
   const auto transport = make(options);
   transport->connect(group, soon());
   for (std::uint64_t i = 0; i < cases; ++i) {
@@ -242,7 +168,7 @@ void move_random_problems(Group& group, const Options& options, std::uint64_t se
         return LocalBuffer{bytes.data(), bytes.size(), MemorySpace::host, 0};
       }
       devices_memory.emplace_back(bytes, random() % 16);
-      return LocalBuffer{devices_memory.back().data(), bytes.size(), MemorySpace::device, device};
+      return devices_memory.back().buffer();
     };
     for (Bytes& bytes : memory.source) {
       buffers.source.push_back(lend(bytes));
@@ -275,76 +201,7 @@ void move_random_problems(Group& group, const Options& options, std::uint64_t se
 
 // ------------------------------------------------------------------------ one tensor
 
-/// One tensor of i64 from rank 0 to the last rank, and with more ranks also to those between.
-struct Simple {
-  Problem problem;
-  Plan plan;
-  Index elements;
-
-  static Simple make(Index elements, Rank ranks) {
-    const auto one = std::make_shared<const Layout>(
-        Layout::sharded({elements}, DType::i64, Mesh({1}, 0), {Placement::replicate()}));
-    const auto rest = std::make_shared<const Layout>(
-        Layout::sharded({elements}, DType::i64, Mesh({ranks - 1}, 1), {Placement::replicate()}));
-    Problem problem = Problem::make({{"w", {elements}, {one, {"w"}}, {rest, {"w"}}, false}});
-    Plan plan = builtin_registries()
-                    .planners.create("direct", {})
-                    ->plan(problem, Topology::single_island(ranks));
-    return {std::move(problem), std::move(plan), elements};
-  }
-};
-
-Bytes numbers(Index elements, std::int64_t first) {
-  Bytes bytes(static_cast<std::size_t>(elements) * 8);
-  for (Index i = 0; i < elements; ++i) {
-    const std::int64_t value = first + i;
-    std::memcpy(bytes.data() + i * 8, &value, 8);
-  }
-  return bytes;
-}
-
-/// Rounds of @p c with changing values on the calling rank. Throws when bytes differ.
-void simple_rounds(Group& group, const Simple& c, const Options& options, int rounds,
-                   std::string* path = nullptr) {
-  int devices = 0;
-  check(cudaGetDeviceCount(&devices), "count devices");
-  const int device = static_cast<int>(group.rank() % devices);
-  check(cudaSetDevice(device), "select the device");
-  const auto transport = make(options);
-  transport->connect(group, soon());
-  const bool source = group.rank() == 0;
-  OnDevice memory(numbers(c.elements, source ? 1 : -1'000'000));
-  const LocalBuffer buffer{memory.data(), static_cast<std::uint64_t>(c.elements) * 8,
-                           MemorySpace::device, device};
-  Buffers buffers{{source ? buffer : LocalBuffer{}}, {source ? LocalBuffer{} : buffer}};
-  const auto session =
-      transport->prepare(make_program(c.plan, c.problem, group.rank()), buffers, soon());
-  for (int round = 1; round <= rounds; ++round) {
-    if (source) {
-      const Bytes fresh = numbers(c.elements, round * 1'000'000);
-      check(cudaMemcpy(memory.data(), fresh.data(), fresh.size(), cudaMemcpyHostToDevice), "fill");
-    }
-    group.barrier("filled", soon());
-    session->start(static_cast<std::uint64_t>(round), soon());
-    const RoundReport report = session->wait(soon());
-    if (path != nullptr && !report.peers.empty()) {
-      *path = report.peers[0].path;
-    }
-    require(memory.read() == numbers(c.elements, round * 1'000'000),
-            "bytes of round " + std::to_string(round));
-    group.barrier("read", soon());
-  }
-}
-
 // ------------------------------------------------------------------------ bodies of processes
-
-std::string word(const std::string& text, std::size_t n) {
-  std::size_t begin = 0;
-  for (; n > 0; --n) {
-    begin = text.find(' ', begin) + 1;
-  }
-  return text.substr(begin, text.find(' ', begin) - begin);
-}
 
 /// "auto 7 40 ipc,local": path, seed, cases, and paths that may be seen.
 void property_body(Group& group, const std::string& argument) {
@@ -375,9 +232,8 @@ void window_body(Group& group, const std::string&) {
   const bool source = group.rank() == 0;
   const auto transport = make({{"path", "window"}});
   transport->connect(group, soon());
-  const auto session = transport->prepare(
-      make_program(c.plan, c.problem, group.rank()),
-      {{source ? buffer : LocalBuffer{}}, {source ? LocalBuffer{} : buffer}}, soon());
+  const auto session = transport->prepare(make_program(c.plan, c.problem, group.rank()),
+                                          Simple::buffers(group.rank(), buffer), soon());
   for (int round = 1; round <= 3; ++round) {
     const Bytes fresh = numbers(kElements, source ? round * 10 : 0);
     check(cudaMemcpy(buffer.data, fresh.data(), fresh.size(), cudaMemcpyHostToDevice), "fill");
@@ -392,154 +248,8 @@ void window_body(Group& group, const std::string&) {
   }
 }
 
-/// One allocation of 2 MiB, tensors at 0, 64 B, 16 KiB and 128 KiB in it, on both sides.
-void offsets_body(Group& group, const std::string&) {
-  const std::vector<std::uint64_t> offsets = {0, 64, 16 << 10, 128 << 10};
-  const auto one = std::make_shared<const Layout>(
-      Layout::sharded({5}, DType::i64, Mesh({1}, 0), {Placement::replicate()}));
-  const auto two = std::make_shared<const Layout>(
-      Layout::sharded({5}, DType::i64, Mesh({1}, 1), {Placement::replicate()}));
-  std::vector<Parameter> parameters;
-  for (const std::uint64_t offset : offsets) {
-    const std::string name = "at " + std::to_string(offset);
-    parameters.push_back({name, {5}, {one, {name}}, {two, {name}}, false});
-  }
-  const Problem problem = Problem::make(std::move(parameters));
-  const Plan plan =
-      builtin_registries().planners.create("direct", {})->plan(problem, Topology::single_island(2));
-  const int device = group.rank();
-  check(cudaSetDevice(device), "select the device");
-  DeviceMemory before(777);  // small allocations share a block
-  DeviceMemory memory(2 << 20);
-  Buffers buffers{std::vector<LocalBuffer>(4), std::vector<LocalBuffer>(4)};
-  for (std::size_t i = 0; i < 4; ++i) {
-    auto& side = group.rank() == 0 ? buffers.source : buffers.destination;
-    side[i] = {memory.data() + offsets[i], 40, MemorySpace::device, device};
-    if (group.rank() == 0) {
-      const Bytes values = numbers(5, static_cast<std::int64_t>(i) * 100);
-      check(cudaMemcpy(side[i].data, values.data(), 40, cudaMemcpyHostToDevice), "fill");
-    }
-  }
-  const auto transport = make({{"path", "ipc"}});
-  transport->connect(group, soon());
-  const auto session =
-      transport->prepare(make_program(plan, problem, group.rank()), buffers, soon());
-  session->start(1, soon());
-  require(session->wait(soon()).peers.at(0).path == "ipc", "the path is ipc");
-  if (group.rank() == 1) {
-    for (std::size_t i = 0; i < 4; ++i) {
-      Bytes got(40);
-      check(cudaMemcpy(got.data(), memory.data() + offsets[i], 40, cudaMemcpyDeviceToHost), "read");
-      require(got == numbers(5, static_cast<std::int64_t>(i) * 100),
-              "tensor at " + std::to_string(offsets[i]));
-    }
-  }
-  group.barrier("read", soon());
-}
-
-std::uint64_t memory_in_use() {
-  std::size_t free_bytes = 0;
-  std::size_t total = 0;
-  check(cudaMemGetInfo(&free_bytes, &total), "ask for free memory");
-  return total - free_bytes;
-}
-
-/// Fifty sessions over IPC leave no memory behind.
-void leak_body(Group& group, const std::string&) {
-  const Simple c = Simple::make(1 << 20, group.size());
-  std::uint64_t first = 0;
-  for (int i = 0; i < 50; ++i) {
-    simple_rounds(group, c, {{"path", "ipc"}}, 1);
-    group.barrier("over", soon());
-    if (i == 2) {
-      first = memory_in_use();
-    }
-    group.barrier("measured", soon());
-  }
-  require(memory_in_use() <= first + (8 << 20),
-          "memory grew by " + std::to_string(memory_in_use() - first));
-  group.barrier("end", soon());
-}
-
-/// Rank 1 is killed or stops in the middle of a round; the others must be out by the deadline, and
-/// run a new epoch without it. @p argument  "wire kill", "ipc stop", ...
-void fault_body(Group& group, const std::string& argument) {
-  const Simple c = Simple::make(1 << 24, 3);  // more than sockets hold back
-  const Options options = {{"path", word(argument, 0)}};
-  const int device = group.rank() % 2;
-  check(cudaSetDevice(device), "select the device");
-  {
-    const auto transport = make(options);
-    transport->connect(group, soon());
-    OnDevice memory(numbers(c.elements, 1));
-    const LocalBuffer buffer{memory.data(), static_cast<std::uint64_t>(c.elements) * 8,
-                             MemorySpace::device, device};
-    const bool source = group.rank() == 0;
-    const auto session = transport->prepare(
-        make_program(c.plan, c.problem, group.rank()),
-        {{source ? buffer : LocalBuffer{}}, {source ? LocalBuffer{} : buffer}}, soon());
-    session->start(1, soon());
-    session->wait(soon());
-    group.barrier("first round", soon());
-    if (group.rank() == 1) {
-      kill(getpid(), word(argument, 1) == "kill" ? SIGKILL : SIGSTOP);
-    }
-    const auto begin = std::chrono::steady_clock::now();
-    std::string text;
-    try {
-      session->start(2, deadline_in(std::chrono::seconds(3)));
-      session->wait(deadline_in(std::chrono::seconds(3)));
-      require(!source, "the round cannot be complete");
-    } catch (const TransportError& error) {
-      text = error.what();
-      require(error.code() == Errc::timed_out || error.code() == Errc::peer_lost, text);
-    }
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-    require(took < std::chrono::seconds(12), "out after " + std::to_string(took.count()) + " s");
-    if (source) {
-      require(text.find('1') != std::string::npos, "rank 1 is named: " + text);
-    }
-  }
-  // Ranks 0 and 2 go on as ranks 0 and 1.
-  const auto rest = testing::second_group(group.rank() / 2, 2);
-  simple_rounds(*rest, Simple::make(100'000, 2), options, 2);
-}
-
-// ------------------------------------------------------------------------ fixtures
-
-struct Start {
-  Start() {
-    testing::rank_bodies() = {{"property", property_body},
-                              {"window", window_body},
-                              {"offsets", offsets_body},
-                              {"leak", leak_body},
-                              {"fault", fault_body}};
-    // Streams of ranks that share a device must not queue behind one another.
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);  // NOLINT(concurrency-mt-unsafe)
-    testing::run_if_rank();
-    int devices = 0;
-    const cudaError_t result = cudaGetDeviceCount(&devices);
-    if (result != cudaSuccess || devices < 2) {
-      std::cout << "skipped: needs two GPUs that map each other, found "
-                << (result == cudaSuccess ? std::to_string(devices)
-                                          : std::string(cudaGetErrorString(result)))
-                << "\n";
-      std::cout.flush();
-      std::_Exit(77);
-    }
-  }
-};
-
-void ranks_succeed(Rank count, const std::string& body, const std::string& argument, bool apart) {
-  auto ranks = testing::start_ranks(count, body, argument, apart);
-  const auto ends = testing::wait_ranks(ranks, std::chrono::seconds(100));
-  for (std::size_t i = 0; i < ends.size(); ++i) {
-    BOOST_TEST(ends[i].status == 0,
-               "rank " << i << " ended with " << ends[i].status << ": " << ends[i].error);
-  }
-}
-
-BOOST_TEST_GLOBAL_FIXTURE(Start);
+const RankBodyEntry kProperty("property", property_body);
+const RankBodyEntry kWindow("window", window_body);
 
 BOOST_AUTO_TEST_SUITE(transports)
 BOOST_AUTO_TEST_SUITE(nccl_gpu)
@@ -642,44 +352,6 @@ BOOST_AUTO_TEST_CASE(arenas_of_two_processes_become_windows) {
   ranks_succeed(2, "window", "-", false);
 }
 
-BOOST_AUTO_TEST_CASE(tensors_inside_one_allocation_are_found_by_their_offsets) {
-  ranks_succeed(2, "offsets", "-", false);
-}
-
-BOOST_AUTO_TEST_CASE(fifty_sessions_leave_no_device_memory_behind) {
-  ranks_succeed(2, "leak", "-", false);
-}
-
-// C13
-BOOST_AUTO_TEST_CASE(a_rank_killed_or_stopped_in_a_round_lets_the_others_out_and_start_anew) {
-  for (const char* argument : {"ipc kill", "ipc stop", "wire kill", "wire stop"}) {
-    auto ranks = testing::start_ranks(3, "fault", argument, true);
-    const auto ends = testing::wait_ranks(ranks, std::chrono::seconds(25));
-    BOOST_TEST(ends[1].status == -SIGKILL);
-    for (const std::size_t i : {std::size_t{0}, std::size_t{2}}) {
-      BOOST_TEST(ends[i].status == 0, argument << ": rank " << i << " ended with " << ends[i].status
-                                               << " after " << ends[i].seconds
-                                               << " s: " << ends[i].error);
-    }
-  }
-}
-
-BOOST_AUTO_TEST_CASE(a_replayed_graph_moves_the_values_of_now) {
-  for (const char* graph : {"on", "off"}) {
-    none_failed(run_threads(2, [&](Group& group) {
-      simple_rounds(group, Simple::make(20'000'003, 2), {{"graph", graph}}, 4);
-    }));
-  }
-}
-
-BOOST_AUTO_TEST_CASE(nothing_to_move_is_a_round_too) {
-  for (const char* path : {"auto", "wire"}) {
-    none_failed(run_threads(2, [&](Group& group) {
-      simple_rounds(group, Simple::make(0, 2), {{"path", path}}, 2);
-    }));
-  }
-}
-
 BOOST_AUTO_TEST_CASE(a_tensor_above_4_gib_arrives_whole) {
   constexpr Index kElements = (Index{5} << 30) / 2 + 12'345;
   const auto one = std::make_shared<const Layout>(
@@ -703,9 +375,8 @@ BOOST_AUTO_TEST_CASE(a_tensor_above_4_gib_arrives_whole) {
       const LocalBuffer buffer{memory.data(), memory.bytes(), MemorySpace::device, device};
       const auto transport = make(options);
       transport->connect(group, soon());
-      const auto session = transport->prepare(
-          make_program(plan, problem, group.rank()),
-          {{device == 0 ? buffer : LocalBuffer{}}, {device == 0 ? LocalBuffer{} : buffer}}, soon());
+      const auto session = transport->prepare(make_program(plan, problem, group.rank()),
+                                              Simple::buffers(group.rank(), buffer), soon());
       session->start(1, soon());
       session->wait(soon());
       digests[device] = device_digest_of_box({kElements}, Box::whole({kElements}), DType::bf16,
@@ -716,55 +387,15 @@ BOOST_AUTO_TEST_CASE(a_tensor_above_4_gib_arrives_whole) {
   }
 }
 
-BOOST_AUTO_TEST_CASE(a_round_sees_what_the_callers_stream_had_still_to_write) {
-  constexpr Index kElements = 1 << 16;
-  const Simple c = Simple::make(kElements, 2);
-  none_failed(run_threads(2, [&](Group& group) {
-    const int device = group.rank();
-    check(cudaSetDevice(device), "select the device");
-    cudaStream_t producer = nullptr;
-    check(cudaStreamCreateWithFlags(&producer, cudaStreamNonBlocking), "create a stream");
-    DeviceMemory delay(std::uint64_t{2} << 30);
-    OnDevice memory(numbers(kElements, 0));
-    const LocalBuffer buffer{memory.data(), kElements * 8, MemorySpace::device, device};
-    const bool source = device == 0;
-    const auto transport =
-        make({{"stream", std::to_string(reinterpret_cast<std::uint64_t>(producer))}});
-    transport->connect(group, soon());
-    const auto session = transport->prepare(
-        make_program(c.plan, c.problem, group.rank()),
-        {{source ? buffer : LocalBuffer{}}, {source ? LocalBuffer{} : buffer}}, soon());
-    for (int round = 1; round <= 100; ++round) {
-      if (source) {
-        for (int i = 0; i < 3; ++i) {
-          check(cudaMemsetAsync(delay.data(), i, delay.bytes(), producer), "delay");
-        }
-        check(cudaMemsetAsync(memory.data(), round, kElements * 8, producer), "produce");
-      }
-      session->start(static_cast<std::uint64_t>(round), soon());
-      session->wait(soon());
-      if (!source) {
-        require(memory.read() == Bytes(kElements * 8, static_cast<std::byte>(round)),
-                "round " + std::to_string(round) + " saw old values");
-      }
-      group.barrier("read", soon());
-    }
-    cudaStreamDestroy(producer);
-  }));
-}
-
 BOOST_AUTO_TEST_CASE(memory_of_another_device_is_refused_by_name) {
   const Simple c = Simple::make(10, 2);
   const auto failures = run_threads(2, [&](Group& group) {
     check(cudaSetDevice(1), "select the device");
     OnDevice memory(numbers(10, 0));
-    const LocalBuffer buffer{memory.data(), 80, MemorySpace::device, 1};
-    const bool source = group.rank() == 0;
     const auto transport = make({});
     transport->connect(group, soon());
     transport->prepare(make_program(c.plan, c.problem, group.rank()),
-                       {{source ? buffer : LocalBuffer{}}, {source ? LocalBuffer{} : buffer}},
-                       soon());
+                       Simple::buffers(group.rank(), memory.buffer()), soon());
   });
   for (const std::string& failure : failures) {
     BOOST_TEST(failure.find("rank 0") != std::string::npos, failure);

@@ -175,18 +175,22 @@ std::vector<RankEnd> wait_ranks(RankProcesses& ranks, std::chrono::seconds patie
   std::size_t left = ends.size();
   bool killed = false;
   while (left > 0) {
+    std::size_t stopped = 0;
     for (std::size_t i = 0; i < ends.size(); ++i) {
+      RankEnd& end = ends[i];
       int status = 0;
-      if (ends[i].exited || waitpid(ranks.processes[i], &status, WNOHANG) == 0) {
-        continue;
+      if (!end.exited && waitpid(ranks.processes[i], &status, WNOHANG | WUNTRACED) != 0) {
+        end.stopped = WIFSTOPPED(status);
+        end.exited = !end.stopped;
+        left -= end.exited ? 1 : 0;
+        end.status = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+        end.seconds =
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
       }
-      ends[i].exited = true;
-      ends[i].status = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-      ends[i].seconds =
-          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-      --left;
+      stopped += end.stopped ? 1 : 0;
     }
-    if (!killed && std::chrono::steady_clock::now() - begin > patience) {
+    if (!killed && left > 0 &&
+        (stopped == left || std::chrono::steady_clock::now() - begin > patience)) {
       killed = true;
       for (std::size_t i = 0; i < ends.size(); ++i) {
         if (!ends[i].exited) {

@@ -32,7 +32,8 @@ std::unique_ptr<Group> second_group(Rank rank, Rank size);
 
 struct RankEnd {
   bool exited = false;
-  int status = -1;  ///< Exit status, or minus the signal.
+  bool stopped = false;  ///< And has not ended since.
+  int status = -1;       ///< Exit status, or minus the signal.
   double seconds = 0;
   std::string error;  ///< What the rank's body threw.
 };
@@ -45,7 +46,8 @@ struct RankProcesses {
 /// Starts @p count processes; each has its own NCCL_HOSTID when @p apart.
 RankProcesses start_ranks(Rank count, const std::string& body, const std::string& argument,
                           bool apart);
-/// Waits for all of them, at most @p patience; then kills the rest.
+/// Waits for all of them, at most @p patience, or until those that are left are stopped; then
+/// kills the rest.
 std::vector<RankEnd> wait_ranks(RankProcesses& ranks, std::chrono::seconds patience);
 
 }  // namespace m2n::testing
