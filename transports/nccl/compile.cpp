@@ -13,7 +13,7 @@ namespace m2n::nccl {
 namespace {
 
 /// What a stage moves, before it is divided.
-struct Work {
+struct StageWork {
   std::vector<Placed> local;
   std::vector<Placed> remote;
   std::map<std::size_t, PairRegions> wire_sends;
@@ -55,7 +55,7 @@ class Compiler {
     round_.stride = program_.stage_count + 1;
     add_ready_signals();
     std::size_t pairs = 0;
-    for (const Work& work : work_) {
+    for (const StageWork& work : work_) {
       pairs = std::max(pairs, work.pairs());
     }
     Staging staging{0, slot_bytes_for(pairs, links_.limits)};
@@ -101,7 +101,7 @@ class Compiler {
 
   void sort_send(const Region& region) {
     const auto to = static_cast<std::size_t>(region.to.rank);
-    Work& work = work_[region.stage];
+    StageWork& work = work_[region.stage];
     const Path path = links_.to.at(to);
     if (path == Path::wire) {
       PairRegions& pair = work.wire_sends[to];
@@ -119,7 +119,7 @@ class Compiler {
 
   void sort_receive(const Region& region) {
     const auto from = static_cast<std::size_t>(region.from.rank);
-    Work& work = work_[region.stage];
+    StageWork& work = work_[region.stage];
     if (links_.from.at(from) == Path::wire) {
       PairRegions& pair = work.wire_receives[from];
       pair.peer = region.from.rank;
@@ -170,7 +170,7 @@ class Compiler {
   }
 
   void divide_stage(std::size_t s, const Staging& staging) {
-    Work& work = work_[s];
+    StageWork& work = work_[s];
     Stage& stage = round_.stages[s];
     stage_works_ = !work.empty();
     Division division =
@@ -186,7 +186,7 @@ class Compiler {
   }
 
   void add_flags(std::size_t s) {
-    const Work& work = work_[s];
+    const StageWork& work = work_[s];
     Stage& stage = round_.stages[s];
     stage.gates.begin = round_.gates.size();
     if (!stage.empty()) {
@@ -262,7 +262,7 @@ class Compiler {
   const NcclOptions& options_;
   std::size_t rank_;
   std::size_t world_;
-  std::vector<Work> work_;  // by stage
+  std::vector<StageWork> work_;  // by stage
   bool stage_works_ = false;
   std::map<std::size_t, std::size_t> last_scratch_;  // by source: last stage that writes scratch
   std::vector<std::uint32_t> not_done_;              // [stage] the first from there on with work

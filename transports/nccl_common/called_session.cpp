@@ -12,7 +12,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::milliseconds kPollInterval{10};
+constexpr std::chrono::milliseconds kLookInterval{10};
 constexpr std::uint64_t kSpins = 2000;  // before the thread offers its processor to others
 
 }  // namespace
@@ -44,7 +44,7 @@ void CalledSession::start(std::uint64_t version, Deadline /*deadline*/) {
 
 RoundReport CalledSession::wait(Deadline deadline) {
   const DeviceGuard guard(device_);
-  auto next_poll = Clock::now() + kPollInterval;
+  auto next_poll = Clock::now() + kLookInterval;
   for (std::uint64_t spin = 0; !over(); ++spin) {
     const auto now = Clock::now();
     if (aborted_) {
@@ -55,7 +55,7 @@ RoundReport CalledSession::wait(Deadline deadline) {
                                 (queued_ ? "" : ", in a call of the library"));
     }
     if (now > next_poll) {
-      next_poll = now + kPollInterval;
+      next_poll = now + kLookInterval;
       try {
         poll();
       } catch (const Error& error) {

@@ -9,12 +9,12 @@
 namespace m2n::nccl {
 namespace {
 
-constexpr std::uint64_t kAlign = 256;
+constexpr std::uint64_t kMirrorAlign = 256;
 
 std::uint64_t room_for(const LocalBuffer& buffer) {
   return buffer.data == nullptr || buffer.space != MemorySpace::host
              ? 0
-             : (buffer.bytes + kAlign - 1) / kAlign * kAlign;
+             : (buffer.bytes + kMirrorAlign - 1) / kMirrorAlign * kMirrorAlign;
 }
 
 }  // namespace

@@ -19,7 +19,7 @@
 namespace m2n::nccl {
 namespace {
 
-constexpr std::chrono::seconds kAbortPatience{10};
+constexpr std::chrono::seconds kGiveUpPatience{10};
 
 /// Rank 0's id, once every rank has shown that it runs the same NCCL.
 ncclUniqueId agree_on_id(std::string_view who, Group& group, Deadline deadline) {
@@ -124,7 +124,7 @@ void PlainCommunicator::abort() noexcept {
       state->over.notify_all();
     }).detach();
     std::unique_lock lock(state->mutex);
-    state->over.wait_for(lock, kAbortPatience, [&] { return state->done; });
+    state->over.wait_for(lock, kGiveUpPatience, [&] { return state->done; });
   } catch (...) {  // no thread to be had: the communicator is left to the process
   }
 }
