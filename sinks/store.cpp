@@ -247,15 +247,33 @@ void Store::complete() {
     }
   }
   for (const Rewrite& rewrite : rewrites_) {
-    std::vector<WritableView> views;
-    for (const std::string& name : rewrite.parameters) {
-      const Entry& entry = entries_[number_of(name)];
-      views.push_back({entry.kept.dtype, entry.kept.shape, written(entry).data()});
-    }
-    rewrite.apply(views);
+    run_rewrite(rewrite);
   }
   for (Derived& derived : derived_) {
     refresh(derived);
+  }
+}
+
+/// What lies elsewhere is changed in a copy on the host.
+void Store::run_rewrite(const Rewrite& rewrite) {
+  std::vector<WritableView> views;
+  std::vector<std::pair<LocalBuffer, std::vector<std::byte>>> staged;
+  staged.reserve(rewrite.parameters.size());
+  for (const std::string& name : rewrite.parameters) {
+    const Entry& entry = entries_[number_of(name)];
+    const LocalBuffer& buffer = written(entry.places);
+    std::byte* data = buffer.data;
+    if (buffer.space != MemorySpace::host) {
+      std::vector<std::byte>& copy =
+          staged.emplace_back(buffer, std::vector<std::byte>(buffer.bytes)).second;
+      memory().read(buffer, copy);
+      data = copy.data();
+    }
+    views.push_back({entry.kept.dtype, entry.kept.shape, data});
+  }
+  rewrite.apply(views);
+  for (const auto& [buffer, copy] : staged) {
+    memory().write(buffer, copy);
   }
 }
 

@@ -120,6 +120,7 @@ class Store {
   void zero_box(const Entry& entry, const Box& box) const;
   bool equal(const LocalBuffer& a, const LocalBuffer& b) const;
   void refresh(const Derived& derived);
+  void run_rewrite(const Rewrite& rewrite);
   static void make_on_host(const LocalBuffer& target, const std::function<void(std::byte*)>& make);
 
   bool shadow_;

@@ -110,12 +110,11 @@ class Comparer {
     std::vector<std::byte> bytes(static_cast<std::uint64_t>(element_count(kept.shape)) * item);
     for (const Section& section : parameter.sections) {
       const Shape extents = section.box.extents();
-      source_.resize(static_cast<std::uint64_t>(section.box.volume()) *
-                     bytes_of(dtypes_.at(section.tensor)));
+      const DType dtype = infos_.at(section.tensor)->dtype;
+      source_.resize(static_cast<std::uint64_t>(section.box.volume()) * bytes_of(dtype));
       values_.read(section.tensor, section.box, source_.data(), row_major(extents));
-      copy_region(
-          {extents, row_major(extents), section.strides, dtypes_.at(section.tensor), kept.dtype},
-          source_.data(), bytes.data() + static_cast<std::uint64_t>(section.offset) * item);
+      copy_region({extents, row_major(extents), section.strides, dtype, kept.dtype}, source_.data(),
+                  bytes.data() + static_cast<std::uint64_t>(section.offset) * item);
     }
     return bytes;
   }
@@ -123,7 +122,7 @@ class Comparer {
   void compare_whole(const LiveParameter& kept, const std::byte* expected,
                      const std::string& where) {
     const Box whole = Box::whole(kept.shape);
-    const Placed placed{kept.buffer.data, row_major(kept.shape), kept.dtype};
+    const Placed placed{kept.buffer, row_major(kept.shape), kept.dtype};
     compare_block(kept.name, whole, whole, placed, expected, where);
   }
 

@@ -77,7 +77,7 @@ struct PlacedSink {
     context.options = options;
     context.rank = rank;
     context.first_worker = kFirstWorker;
-    context.models = models;
+    context.models = testing::each_shared(models);
     context.place = memory;
     sink = testing::house_registries().sinks.create(kind, context);
     resolutions = sink->resolve(specs_of(catalogue));

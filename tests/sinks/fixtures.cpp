@@ -124,6 +124,14 @@ std::unique_ptr<ModelFamily> make_model(const std::string& name, const Options& 
   return house_registries().models.create(name, {options});
 }
 
+std::shared_ptr<const WorkerModels> each_shared(const std::shared_ptr<const Models>& models) {
+  auto all = std::make_shared<WorkerModels>();
+  for (const WorkerModel& model : *models) {
+    all->emplace_back(models, &model);
+  }
+  return all;
+}
+
 std::unique_ptr<WeightSink> make_sink(const std::string& name,
                                       const std::shared_ptr<const Models>& models, Rank worker,
                                       const Options& options, Rank first_worker) {
@@ -131,11 +139,7 @@ std::unique_ptr<WeightSink> make_sink(const std::string& name,
   context.options = options;
   context.rank = first_worker + worker;
   context.first_worker = first_worker;
-  auto all = std::make_shared<WorkerModels>();
-  for (const WorkerModel& model : *models) {
-    all->emplace_back(models, &model);
-  }
-  context.models = all;
+  context.models = each_shared(models);
   return house_registries().sinks.create(name, context);
 }
 

@@ -36,6 +36,8 @@ Checkpoint make_checkpoint(const Catalogue& catalogue, int round = 0);
 std::vector<ParamSpec> specs_of(const Catalogue& catalogue);
 
 using Models = std::vector<WorkerModel>;
+/// As sinks want them.
+std::shared_ptr<const WorkerModels> each_shared(const std::shared_ptr<const Models>& models);
 std::shared_ptr<const Models> models_of(const ModelFamily& family, Rank workers, Index tp,
                                         const Catalogue& checkpoint);
 
