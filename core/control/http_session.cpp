@@ -140,7 +140,7 @@ std::optional<http::Answer> HttpSession::refusal(std::optional<http::Call> call)
       return http::error_answer(400, "usage",
                                 std::string(kTimeField) +
                                     " must be a whole number of "
-                                    "std::chrono::milliseconds, 1 or more");
+                                    "milliseconds, 1 or more");
     }
   }
   return std::nullopt;

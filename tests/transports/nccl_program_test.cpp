@@ -194,6 +194,7 @@ BOOST_AUTO_TEST_CASE(the_number_of_engine_copies_can_be_limited) {
 BOOST_AUTO_TEST_CASE(where_queueing_all_copies_takes_the_host_too_long_only_large_ones_are_queued) {
   EngineModel model;
   model.gap_bytes = 0;
+  model.host_us = 500;
   std::vector<Placed> regions = {run(0, 1ULL << 40, 1 << 30)};
   for (std::uint64_t i = 1; i < 1000; ++i) {  // 550 us
     regions.push_back(run(i << 31, (1ULL << 40) + (i << 32), 3 << 20));

@@ -66,7 +66,7 @@ struct EngineModel {
   /// saves @p saving_us_per_mb.
   double run_us = 0.55;
   double rows_us = 1.7;
-  double host_us = 500;
+  double host_us = 20'000;
   double host_worth = 8;
   double saving_us_per_mb = 0.177;
 };
