@@ -35,7 +35,7 @@ constexpr MemoryPlace kDevice{MemorySpace::device, 1};
 struct Paged {
   Paged() { provide_device_memory(testing::make_paged_memory()); }
 };
-const Paged paged;
+const Paged kPaged;
 
 LocalBuffer at_element(const LocalBuffer& buffer, Index element, DType dtype) {
   return buffer.from(static_cast<std::uint64_t>(element) * bytes_of(dtype));

@@ -73,7 +73,7 @@ long double f8(std::byte weight) {
 
 /// All finite elements are tried.
 std::byte nearest(long double value) {
-  static const std::vector<long double> sizes = [] {
+  static const std::vector<long double> kSizes = [] {
     std::vector<long double> all;
     for (int bits = 0; bits < 127; ++bits) {
       all.push_back(f8(std::byte(bits)));
@@ -82,9 +82,9 @@ std::byte nearest(long double value) {
   }();
   const long double size = std::fabs(value);
   std::size_t best = 0;
-  for (std::size_t bits = 1; bits < sizes.size(); ++bits) {
-    const long double now = std::fabs(sizes[bits] - size);
-    const long double before = std::fabs(sizes[best] - size);
+  for (std::size_t bits = 1; bits < kSizes.size(); ++bits) {
+    const long double now = std::fabs(kSizes[bits] - size);
+    const long double before = std::fabs(kSizes[best] - size);
     if (now < before || (now == before && bits % 2 == 0)) {
       best = bits;
     }

@@ -156,7 +156,7 @@ BOOST_DATA_TEST_CASE(a_report_tells_when_the_bytes_of_each_peer_moved, bdata::ma
     Memory memory(c, group.rank());
     const auto session = transport->prepare(make_program(c.plan, c.problem, group.rank()),
                                             memory.lend(), deadline_in(kLong));
-    for (const std::uint64_t version : {1, 2, 3}) {
+    for (const std::uint64_t version : {1ULL, 2ULL, 3ULL}) {
       const bool late = version == 2;
       if (!late || group.rank() != 0) {
         session->start(version, deadline_in(kLong));

@@ -66,9 +66,9 @@ std::string no_library() {
 }
 
 boost::test_tools::assertion_result has_library(utf::test_unit_id) {
-  static const std::string why = no_library();
-  boost::test_tools::assertion_result result(why.empty());
-  result.message() << why;
+  static const std::string kWhy = no_library();
+  boost::test_tools::assertion_result result(kWhy.empty());
+  result.message() << kWhy;
   return result;
 }
 
@@ -381,7 +381,7 @@ BOOST_AUTO_TEST_CASE(random_problems_between_threads_arrive_by_every_method) {
       none_failed(run_threads(2, [&](Group& group) {
         move_random_problems(group, "nccl_reference",
                              {{"method", method}, {"unpack", unpack}, {"pack_bytes", "20000"}},
-                             seed, 40, false);
+                             seed, 12, false);
       }));
     }
   }

@@ -23,8 +23,6 @@
 namespace m2n::loopback {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr std::uint64_t kSlots = 4;
 constexpr std::uint64_t kLargestSlot = 256 << 10;  // stays in the second-level cache
 constexpr std::uint64_t kSmallestSlot = 4 << 10;

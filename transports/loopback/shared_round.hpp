@@ -23,10 +23,9 @@
 #include "core/error.hpp"
 #include "core/tensor/copy.hpp"
 #include "transports/common/rank_memory.hpp"
+#include "transports/loopback/world.hpp"
 
 namespace m2n::loopback {
-
-using Clock = std::chrono::steady_clock;
 
 /// When the bytes of a pair of ranks moved, whoever moved them.
 class PairTimes {

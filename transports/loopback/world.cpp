@@ -11,7 +11,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
-using Clock = std::chrono::steady_clock;
 
 /// How long a rank sleeps before it looks whether the others are alive.
 constexpr milliseconds kSlice{100};

@@ -7,6 +7,7 @@
 /// alive, and whether the round has failed.
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <span>
 #include <string>
@@ -15,6 +16,8 @@
 #include "transports/common/segment.hpp"
 
 namespace m2n::loopback {
+
+using Clock = std::chrono::steady_clock;
 
 /// Rounds larger than any last-level cache are written past it: nobody reads the bytes soon.
 inline constexpr std::uint64_t kBypassBytes = 64 << 20;

@@ -29,7 +29,7 @@ void Round::run() {
 }
 
 void Round::join(cudaStream_t onto) {
-  for (std::size_t lane = 0; lane < kLanes; ++lane) {
+  for (std::size_t lane = 0; lane < lanes; ++lane) {
     lane_over_[lane].record(lanes_[lane]);
     lane_over_[lane].hold(onto);
   }
@@ -58,22 +58,22 @@ void Round::queue(const ReadyStep& step, std::size_t slot) {
   }
   std::optional<Lane> last;
   if (!step.pack.empty()) {
-    copy(step.pack, enter(kPack, last, slot, step.slot));
+    copy(step.pack, enter(pack_lane, last, slot, step.slot));
   }
   if (!step.sends.empty() || !step.receives.empty()) {
-    exchange(step, enter(kExchange, last, slot, step.slot));
+    exchange(step, enter(exchange_lane, last, slot, step.slot));
   }
   if (!step.gather.empty()) {
-    copy(step.gather, enter(kExchange, last, slot, step.slot));
+    copy(step.gather, enter(exchange_lane, last, slot, step.slot));
   }
   if (step.broadcast_bytes > 0) {
-    const cudaStream_t on = enter(kBroadcast, last, slot, step.slot);
+    const cudaStream_t on = enter(broadcast_lane, last, slot, step.slot);
     void* const at = reinterpret_cast<void*>(step.whole);
     require_nccl(ncclBroadcast(at, at, step.broadcast_bytes, ncclUint8, root, members, on),
                  "broadcast", members);
   }
   if (!step.unpack.empty()) {
-    copy(step.unpack, enter(kUnpack, last, slot, step.slot));
+    copy(step.unpack, enter(unpack_lane, last, slot, step.slot));
   }
   if (step.slot && last) {
     slot_over_[slot].record(lanes_[*last]);

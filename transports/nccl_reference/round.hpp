@@ -63,7 +63,7 @@ class Round final : public nccl::StreamWork {
   int root = 0;  ///< In members.
 
  private:
-  enum Lane : std::uint8_t { kPack, kExchange, kBroadcast, kUnpack, kLanes };
+  enum Lane : std::uint8_t { pack_lane, exchange_lane, broadcast_lane, unpack_lane, lanes };
 
   void join(cudaStream_t onto);
 
@@ -76,9 +76,9 @@ class Round final : public nccl::StreamWork {
 
   void copy(const Copies& copies, cudaStream_t on) const;
 
-  std::array<nccl::Stream, kLanes> lanes_;
-  std::array<nccl::Event, kLanes> lane_over_;
-  std::array<nccl::Event, kLanes> phase_over_;
+  std::array<nccl::Stream, lanes> lanes_;
+  std::array<nccl::Event, lanes> lane_over_;
+  std::array<nccl::Event, lanes> phase_over_;
   std::array<nccl::Event, kSlots> slot_over_;
   std::array<bool, kSlots> slots_used_{};
   nccl::Event start_;

@@ -30,7 +30,7 @@ struct Device {
     provide_device_memory(testing::make_paged_memory());
   }
 };
-const Device device;
+const Device kDevice;
 
 const Memory& there() { return memory_of(MemorySpace::device); }
 
@@ -154,7 +154,7 @@ BOOST_AUTO_TEST_CASE(one_element_repeated_zeroes_a_box) {
   const Held zero(Bytes(8));
   copy_region({{3, 2}, {0, 0}, {4, 1}, DType::f32, DType::f32}, zero.buffer(), held.buffer(4));
   Bytes expected = before;
-  for (const std::size_t row : {4, 20, 36}) {
+  for (const int row : {4, 20, 36}) {
     std::memset(expected.data() + row, 0, 8);
   }
   BOOST_TEST((held.bytes() == expected));
@@ -212,7 +212,7 @@ BOOST_AUTO_TEST_CASE(long_tensors_are_compared_and_digested_whole) {
   BOOST_TEST(there().digest_of_box(shape, whole, DType::bf16, held.buffer(), {1}) == digest);
   const PlacedBox placed{shape, whole, DType::bf16, held.buffer(), {1}};
   BOOST_TEST(there().compare(placed, {DType::bf16, 11, 0}).count == 0u);
-  for (const std::uint64_t element : {299'999, 70'000}) {
+  for (const std::uint64_t element : {299'999ULL, 70'000ULL}) {
     Bytes two(2);
     there().read(held.buffer(2 * element), two);
     two[0] ^= std::byte{1};

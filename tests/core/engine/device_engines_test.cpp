@@ -29,7 +29,7 @@ using testing::Threads;
 struct Paged {
   Paged() { provide_device_memory(testing::make_paged_memory()); }
 };
-const Paged paged;
+const Paged kPaged;
 
 void add_paged(Registries& registries) {
   registries.transports.add("paged", "between devices", [](const TransportContext&) {

@@ -35,11 +35,11 @@ std::vector<long double> all_sizes() {
 
 /// The bits whose size is nearest: all are tried.
 unsigned nearest(long double size) {
-  static const std::vector<long double> sizes = all_sizes();
+  static const std::vector<long double> kSizes = all_sizes();
   unsigned best = 0;
-  for (unsigned bits = 1; bits < sizes.size(); ++bits) {
-    const long double now = std::fabs(sizes[bits] - size);
-    const long double before = std::fabs(sizes[best] - size);
+  for (unsigned bits = 1; bits < kSizes.size(); ++bits) {
+    const long double now = std::fabs(kSizes[bits] - size);
+    const long double before = std::fabs(kSizes[best] - size);
     if (now < before || (now == before && bits % 2 == 0)) {
       best = bits;
     }
