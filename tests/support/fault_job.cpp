@@ -221,11 +221,16 @@ bool FaultJob::serve(WorkerEngine& engine, WeightSink& sink, Rank worker, std::u
       recovered_ = true;
     }
   });
-  stop_ = [&] {
+  const auto set_stop = [this](std::function<void()> stop) {
+    const std::lock_guard lock(stopping_);
+    stop_ = std::move(stop);
+  };
+  set_stop([&] {
     if (worker == 0) {
       service.stop();
     }
-  };
+  });
+  const std::shared_ptr<void> forget(nullptr, [&](void*) { set_stop({}); });
   std::optional<HttpServer> server;
   if (worker == 0) {
     server.emplace(control_.share(), service.handler());
@@ -247,7 +252,8 @@ void FaultJob::be_worker(Rank worker, bool again) {
   EngineOptions engine_options = options(kTrainers + worker, !again);
   // The trainers leave when all is done.
   engine_options.on_event = [this](const Event& event) {
-    if (event.phase == "left" && recovered_) {
+    const std::lock_guard lock(stopping_);
+    if (event.phase == "left" && recovered_ && stop_) {
       stop_();
     }
   };

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <string_view>
 
@@ -64,6 +65,7 @@ class FaultJob {
   int write_ = -1;
   std::atomic<bool> recovered_ = false;  // this worker, in a new epoch
   std::function<void()> stop_;           // the deployment
+  std::mutex stopping_;                  // stop_, since an engine outlives its service
 };
 
 }  // namespace m2n::testing
