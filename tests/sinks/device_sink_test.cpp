@@ -286,6 +286,47 @@ BOOST_AUTO_TEST_CASE(a_kernels_form_is_made_on_the_host_and_written) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(a_rewrite_changes_on_the_host_what_lies_on_the_device) {
+  const Catalogue catalogue = {{"w", DType::f32, {4}}, {"scale", DType::f32, {1}}};
+  WorkerModel model;
+  for (const TensorInfo& tensor : catalogue) {
+    WorkerParameter parameter;
+    parameter.name = tensor.name;
+    parameter.shape = tensor.shape;
+    parameter.sections = {{tensor.name, Box::whole(tensor.shape), 0, {1}}};
+    model.parameters.push_back(parameter);
+  }
+  model.rewrites = {{{"w", "scale"}, "twice as large", [](std::span<const WritableView> views) {
+                       for (const WritableView& view : views) {
+                         for (Index i = 0; i < element_count(view.shape); ++i) {
+                           float value = 0;
+                           std::memcpy(&value, view.data + 4 * i, 4);
+                           value *= 2;
+                           std::memcpy(view.data + 4 * i, &value, 4);
+                         }
+                       }
+                     }}};
+  const auto models = std::make_shared<const Models>(Models{model});
+  for (const std::string& kind : kKinds) {
+    PlacedSink sink(kind, models, 0, catalogue, kDevice);
+    for (std::uint64_t version = 1; version <= 2; ++version) {  // not twice in the second round
+      const Checkpoint checkpoint = make_checkpoint(catalogue);
+      sink.round(checkpoint, version);
+      for (const TensorInfo& tensor : catalogue) {
+        const auto count = static_cast<std::size_t>(element_count(tensor.shape));
+        std::vector<float> sent(count);
+        std::vector<float> kept(count);
+        std::memcpy(sent.data(), checkpoint.bytes.at(tensor.name).data(), 4 * count);
+        std::memcpy(kept.data(), sink.bytes().at(tensor.name).data(), 4 * count);
+        for (std::size_t i = 0; i < count; ++i) {
+          BOOST_TEST(sent[i] != 0);
+          BOOST_TEST(kept[i] == 2 * sent[i]);
+        }
+      }
+    }
+  }
+}
+
 BOOST_AUTO_TEST_CASE(buffers_follow_the_order_in_which_parameters_are_sent) {
   const Catalogue catalogue = {{"b", DType::f32, {4}}, {"a", DType::f32, {8}}};
   WorkerModel model;

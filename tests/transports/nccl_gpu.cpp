@@ -50,8 +50,8 @@ std::string word(const std::string& text, std::size_t n) {
   return text.substr(begin, text.find(' ', begin) - begin);
 }
 
-std::unique_ptr<Transport> make(const Options& options) {
-  return builtin_registries().transports.create("nccl", {options});
+std::unique_ptr<Transport> make(const Options& options, const std::string& name) {
+  return builtin_registries().transports.create(name, {options});
 }
 
 int select_device(Rank rank) {
@@ -141,9 +141,10 @@ Bytes numbers(Index elements, std::int64_t first) {
   return bytes;
 }
 
-void simple_rounds(Group& group, const Simple& c, const Options& options, int rounds) {
+void simple_rounds(Group& group, const Simple& c, const Options& options, int rounds,
+                   const std::string& name) {
   select_device(group.rank());
-  const auto transport = make(options);
+  const auto transport = make(options, name);
   transport->connect(group, soon());
   const bool source = group.rank() == 0;
   OnDevice memory(numbers(c.elements, source ? 1 : -1'000'000));

@@ -28,8 +28,8 @@ void require(bool ok, const std::string& what);
 /// Word @p n of a text with single blanks.
 std::string word(const std::string& text, std::size_t n);
 
-/// The transport, as the program makes it.
-std::unique_ptr<Transport> make(const Options& options);
+/// A transport, as the program makes it.
+std::unique_ptr<Transport> make(const Options& options, const std::string& name = "nccl");
 /// Makes the device of @p rank current: the rank modulo the number of devices.
 int select_device(Rank rank);
 
@@ -79,7 +79,8 @@ struct Simple {
 Bytes numbers(Index elements, std::int64_t first);
 
 /// Rounds of @p c with changing values on the calling rank. Throws when bytes differ.
-void simple_rounds(Group& group, const Simple& c, const Options& options, int rounds);
+void simple_rounds(Group& group, const Simple& c, const Options& options, int rounds,
+                   const std::string& transport = "nccl");
 
 /// Bytes of the current device that are not free.
 std::uint64_t memory_in_use();

@@ -18,7 +18,7 @@
 #include "core/api/builtin.hpp"
 #include "core/rendezvous/thread_group.hpp"
 #include "tests/support/random_cases.hpp"
-#include "tests/transports/nccl_world.hpp"
+#include "tests/transports/nccl_gpu.hpp"
 #include "tests/transports/placed_memory.hpp"
 #include "transports/nccl/communicator.hpp"
 #include "transports/nccl/device.hpp"
@@ -31,16 +31,6 @@ namespace {
 namespace utf = boost::unit_test;
 using testing::HostBytes;
 
-constexpr std::chrono::seconds kDeadline{60};
-
-Deadline soon() { return deadline_in(kDeadline); }
-
-void require(bool ok, const std::string& what) {
-  if (!ok) {
-    throw std::runtime_error(what);
-  }
-}
-
 std::string library_path() {
   const char* const given = std::getenv("M2N_NCCL_M2N_LIBRARY");  // NOLINT(concurrency-mt-unsafe)
   return given != nullptr ? given : "libnccl_m2n.so";
@@ -49,10 +39,6 @@ std::string library_path() {
 Options m2n_options(Options more = {}) {
   more["library"] = library_path();
   return more;
-}
-
-std::unique_ptr<Transport> make(const std::string& name, const Options& options) {
-  return builtin_registries().transports.create(name, {options});
 }
 
 /// Why NVIDIA's library cannot be used here; empty when it can.
@@ -70,40 +56,6 @@ boost::test_tools::assertion_result has_library(utf::test_unit_id) {
   boost::test_tools::assertion_result result(kWhy.empty());
   result.message() << kWhy;
   return result;
-}
-
-std::vector<std::string> run_threads(Rank count, const std::function<void(Group&)>& body) {
-  auto groups = make_thread_groups(count);
-  std::vector<std::string> failures(static_cast<std::size_t>(count));
-  std::vector<std::thread> threads;
-  for (std::size_t rank = 0; rank < groups.size(); ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        body(*groups[rank]);
-      } catch (const std::exception& error) {
-        failures[rank] = error.what();
-      }
-      groups[rank].reset();
-    });
-  }
-  for (std::thread& thread : threads) {
-    thread.join();
-  }
-  return failures;
-}
-
-void none_failed(const std::vector<std::string>& failures) {
-  for (std::size_t rank = 0; rank < failures.size(); ++rank) {
-    BOOST_TEST(failures[rank].empty(), "rank " << rank << ": " << failures[rank]);
-  }
-}
-
-int choose_device(const Group& group) {
-  int devices = 0;
-  check(cudaGetDeviceCount(&devices), "count devices");
-  const int device = static_cast<int>(group.rank() % devices);
-  check(cudaSetDevice(device), "select the device");
-  return device;
 }
 
 /// Bytes of one rank in device memory, at any alignment; or left in host memory.
@@ -178,8 +130,8 @@ Moved move_random_problems(Group& group, const std::string& name, const Options&
   for (const auto& entry : registries.planners.entries()) {
     planners.push_back(entry.first);
   }
-  const int device = choose_device(group);
-  const auto transport = make(name, options);
+  const int device = select_device(group.rank());
+  const auto transport = make(options, name);
   transport->connect(group, soon());
   Moved moved;
   for (std::uint64_t i = 0; moved.cases < cases; ++i) {
@@ -214,68 +166,7 @@ Moved move_random_problems(Group& group, const std::string& name, const Options&
   return moved;
 }
 
-// ------------------------------------------------------------------------ one tensor
-
-/// One tensor of i64 from rank 0 to all others.
-struct Simple {
-  Problem problem;
-  Plan plan;
-
-  static Simple make(Index elements, Rank ranks) {
-    const auto side = [&](Rank first, Rank count) {
-      return std::make_shared<const Layout>(
-          Layout::sharded({elements}, DType::i64, Mesh({count}, first), {Placement::replicate()}));
-    };
-    Problem problem =
-        Problem::make({{"w", {elements}, {side(0, 1), {"w"}}, {side(1, ranks - 1), {"w"}}, false}});
-    Plan plan = builtin_registries()
-                    .planners.create("direct", {})
-                    ->plan(problem, Topology::single_island(ranks));
-    return {std::move(problem), std::move(plan)};
-  }
-};
-
-/// Rounds with values that change. Throws when bytes differ.
-void simple_rounds(Group& group, const std::string& name, const Options& options, Index elements,
-                   int rounds) {
-  const Simple c = Simple::make(elements, group.size());
-  const int device = choose_device(group);
-  const auto transport = make(name, options);
-  transport->connect(group, soon());
-  const bool source = group.rank() == 0;
-  const auto bytes = static_cast<std::uint64_t>(elements) * 8;
-  DeviceMemory memory(bytes);
-  const LocalBuffer buffer{memory.data(), bytes, MemorySpace::device, device};
-  const auto session = transport->prepare(
-      make_program(c.plan, c.problem, group.rank()),
-      {{source ? buffer : LocalBuffer{}}, {source ? LocalBuffer{} : buffer}}, soon());
-  std::vector<std::int64_t> values(static_cast<std::size_t>(elements));
-  for (int round = 1; round <= rounds; ++round) {
-    for (std::size_t i = 0; i < values.size(); ++i) {
-      values[i] = round * 1'000'003 + static_cast<std::int64_t>(i);
-    }
-    if (source) {
-      check(cudaMemcpy(memory.data(), values.data(), bytes, cudaMemcpyHostToDevice), "fill");
-    }
-    group.barrier("filled", soon());
-    session->start(static_cast<std::uint64_t>(round), soon());
-    session->wait(soon());
-    std::vector<std::int64_t> got(values.size());
-    check(cudaMemcpy(got.data(), memory.data(), bytes, cudaMemcpyDeviceToHost), "read");
-    require(got == values, "bytes of round " + std::to_string(round));
-    group.barrier("read", soon());
-  }
-}
-
 // ------------------------------------------------------------------------ bodies of processes
-
-std::string word(const std::string& text, std::size_t n) {
-  std::size_t begin = 0;
-  for (; n > 0; --n) {
-    begin = text.find(' ', begin) + 1;
-  }
-  return text.substr(begin, text.find(' ', begin) - begin);
-}
 
 /// "packed 7 40": method, seed, cases.
 void reference_body(Group& group, const std::string& argument) {
@@ -300,8 +191,8 @@ void fault_body(Group& group, const std::string& argument) {
   const Options options =
       name == "nccl_m2n" ? m2n_options() : Options{{"method", word(argument, 1)}};
   const Simple c = Simple::make(1 << 20, group.size());
-  const int device = choose_device(group);
-  const auto transport = make(name, options);
+  const int device = select_device(group.rank());
+  const auto transport = make(options, name);
   transport->connect(group, soon());
   const bool source = group.rank() == 0;
   DeviceMemory memory(8 << 20);
@@ -331,35 +222,11 @@ void fault_body(Group& group, const std::string& argument) {
   require(took < std::chrono::seconds(20), "out after " + std::to_string(took.count()) + " s");
 }
 
-// ------------------------------------------------------------------------ fixtures
+// ------------------------------------------------------------------------ cases
 
-struct Start {
-  Start() {
-    testing::rank_bodies() = {
-        {"reference", reference_body}, {"m2n", m2n_body}, {"fault", fault_body}};
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);  // NOLINT(concurrency-mt-unsafe)
-    testing::run_if_rank();
-    int devices = 0;
-    const cudaError_t result = cudaGetDeviceCount(&devices);
-    if (result != cudaSuccess || devices < 2) {
-      std::cout << "skipped: needs two GPUs that map each other, found "
-                << (result == cudaSuccess ? std::to_string(devices)
-                                          : std::string(cudaGetErrorString(result)))
-                << std::endl;
-      std::_Exit(77);
-    }
-    std::cout << "NCCL " << library_version() << std::endl;
-  }
-};
-
-void ranks_succeed(Rank count, const std::string& body, const std::string& argument, bool apart) {
-  auto ranks = testing::start_ranks(count, body, argument, apart);
-  const auto ends = testing::wait_ranks(ranks, std::chrono::seconds(100));
-  for (std::size_t i = 0; i < ends.size(); ++i) {
-    BOOST_TEST(ends[i].status == 0, argument << ": rank " << i << " ended with " << ends[i].status
-                                             << ": " << ends[i].error);
-  }
-}
+const RankBodyEntry kReference("reference", reference_body);
+const RankBodyEntry kM2n("m2n", m2n_body);
+const RankBodyEntry kFault("fault", fault_body);
 
 void survivor_gets_out(const std::string& argument) {
   auto ranks = testing::start_ranks(2, "fault", argument, false);
@@ -368,8 +235,6 @@ void survivor_gets_out(const std::string& argument) {
   BOOST_TEST(ends[0].status == 0, argument << ": rank 0 ended with " << ends[0].status << " after "
                                            << ends[0].seconds << " s: " << ends[0].error);
 }
-
-BOOST_TEST_GLOBAL_FIXTURE(Start);
 
 BOOST_AUTO_TEST_SUITE(transports)
 BOOST_AUTO_TEST_SUITE(nccl_rivals)
@@ -397,7 +262,8 @@ BOOST_AUTO_TEST_CASE(random_problems_between_processes_arrive_with_4_to_4_ranks)
 BOOST_AUTO_TEST_CASE(every_method_moves_the_values_of_now) {
   for (const char* method : {"packed", "broadcast", "group", "calls"}) {
     none_failed(run_threads(2, [&](Group& group) {
-      simple_rounds(group, "nccl_reference", {{"method", method}}, 20'000'003, 3);
+      simple_rounds(group, Simple::make(20'000'003, group.size()), {{"method", method}}, 3,
+                    "nccl_reference");
     }));
   }
 }
@@ -414,7 +280,7 @@ BOOST_AUTO_TEST_CASE(an_nccl_that_is_too_old_is_refused_with_both_versions) {
     return;
   }
   for (const std::string& text : run_threads(
-           2, [&](Group& group) { make("nccl_m2n", m2n_options())->connect(group, soon()); })) {
+           2, [&](Group& group) { make(m2n_options(), "nccl_m2n")->connect(group, soon()); })) {
     BOOST_TEST(text.find("this process runs NCCL 2.") != std::string::npos, text);
     BOOST_TEST(text.find("needs 2.30.5 or newer") != std::string::npos, text);
   }
@@ -442,7 +308,8 @@ BOOST_AUTO_TEST_CASE(nvidias_library_moves_the_values_of_now_with_every_setting,
   for (const Options& options : {Options{}, Options{{"internal_streams", "off"}},
                                  Options{{"staging", "268435456:2"}}, Options{{"ctas", "4"}}}) {
     none_failed(run_threads(2, [&](Group& group) {
-      simple_rounds(group, "nccl_m2n", m2n_options(options), 20'000'003, 3);
+      simple_rounds(group, Simple::make(20'000'003, group.size()), m2n_options(options), 3,
+                    "nccl_m2n");
     }));
   }
 }
@@ -450,7 +317,8 @@ BOOST_AUTO_TEST_CASE(nvidias_library_moves_the_values_of_now_with_every_setting,
 BOOST_AUTO_TEST_CASE(a_tensor_beyond_the_staging_is_refused_before_a_byte_moves,
                      *utf::precondition(has_library)) {
   for (const std::string& text : run_threads(2, [&](Group& group) {
-         simple_rounds(group, "nccl_m2n", m2n_options({{"staging", "1048576:2"}}), 1 << 20, 1);
+         simple_rounds(group, Simple::make(1 << 20, group.size()),
+                       m2n_options({{"staging", "1048576:2"}}), 1, "nccl_m2n");
        })) {
     BOOST_TEST(text.find("option staging=BYTES:SLOTS") != std::string::npos, text);
   }

@@ -29,6 +29,17 @@ std::uint64_t bytes_of_copy(const StridedCopy& copy) {
                            copy.destination_item_bytes());
 }
 
+bool is_compact(const Piece& piece) {
+  const Shape extents = piece.box.extents();
+  const Strides expected = row_major(extents);
+  for (std::size_t d = 0; d < extents.size(); ++d) {
+    if (extents[d] > 1 && piece.view.strides[d] != expected[d]) {
+      return false;
+    }
+  }
+  return true;
+}
+
 bool is_run(const StridedCopy& copy) {
   return copy.source_dtype == copy.destination_dtype &&
          (copy.extents.empty() || (copy.extents.size() == 1 && copy.source_strides[0] == 1 &&

@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "core/layout/layout.hpp"
 #include "core/plan/plan.hpp"
 
 namespace m2n {
@@ -33,6 +34,9 @@ struct Part {
 
 /// Bytes of @p copy at the destination's dtype.
 std::uint64_t bytes_of_copy(const StridedCopy& copy);
+
+/// True when the elements of @p piece lie row-major and without gaps.
+bool is_compact(const Piece& piece);
 
 /// True when @p copy is one run of equal bytes on both sides.
 bool is_run(const StridedCopy& copy);

@@ -9,7 +9,6 @@
 
 #include <cstdint>
 
-#include "core/tensor/digest.hpp"
 #include "transports/nccl/task.hpp"
 
 namespace m2n::nccl {
@@ -75,21 +74,5 @@ void launch_list(const Control& control, DeviceTables tables, ListSlice list, co
 /// Writes @p mark at @p words: addresses of ControlHead::abort of peers.
 void launch_abort(const std::uint64_t* const* words, std::uint32_t count, std::uint64_t mark,
                   cudaStream_t stream);
-
-/// The elements of a box in device memory, as fill_synthetic() and digest_of_box() see them.
-struct BoxView {
-  static constexpr int kMaxRank = 8;
-  int rank = 0;
-  std::uint64_t count = 0;        ///< Elements.
-  std::uint64_t first_index = 0;  ///< Global row-major index of the first.
-  std::uint64_t extents[kMaxRank] = {};
-  std::uint64_t index_steps[kMaxRank] = {};
-  std::int64_t byte_steps[kMaxRank] = {};
-};
-/// Adds the digest of the box to *@p sum (device memory).
-void launch_digest(const BoxView& box, std::uint32_t item_bytes, const void* data,
-                   std::uint64_t* sum, cudaStream_t stream);
-void launch_fill(const BoxView& box, std::uint32_t item_bytes, const FiniteRule& rule,
-                 std::uint64_t seed, void* data, cudaStream_t stream);
 
 }  // namespace m2n::nccl

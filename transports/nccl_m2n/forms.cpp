@@ -8,6 +8,7 @@
 #include <set>
 
 #include "core/error.hpp"
+#include "transports/common/parts.hpp"
 
 namespace m2n::nccl_m2n {
 namespace {
@@ -34,18 +35,6 @@ std::string list(const std::set<std::size_t>& numbers) {
     text += (text.empty() ? "" : " and ") + std::to_string(n);
   }
   return text;
-}
-
-/// The box, row-major without gaps.
-bool is_compact(const Piece& piece) {
-  const Shape extents = piece.box.extents();
-  const Strides expected = row_major(extents);
-  for (std::size_t d = 0; d < extents.size(); ++d) {
-    if (extents[d] > 1 && piece.view.strides[d] != expected[d]) {
-      return false;
-    }
-  }
-  return true;
 }
 
 /// One piece a rank, of equal size, compact, over an interval of ranks.

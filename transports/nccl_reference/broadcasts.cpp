@@ -8,6 +8,7 @@
 #include <set>
 
 #include "core/error.hpp"
+#include "transports/common/parts.hpp"
 #include "transports/nccl_reference/schedule.hpp"
 
 namespace m2n::nccl_reference {
@@ -21,17 +22,6 @@ bool is_run(const Shape& shape, const Box& box) {
       return false;
     }
     partial = partial || box[d].size() > 1;
-  }
-  return true;
-}
-
-bool is_compact(const Piece& piece) {
-  const Shape extents = piece.box.extents();
-  const Strides expected = row_major(extents);
-  for (std::size_t d = 0; d < extents.size(); ++d) {
-    if (extents[d] > 1 && piece.view.strides[d] != expected[d]) {
-      return false;
-    }
   }
   return true;
 }
