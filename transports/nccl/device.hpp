@@ -56,6 +56,8 @@ class Event {
   void hold(cudaStream_t stream) const {
     check(cudaStreamWaitEvent(stream, event_, 0), "wait for an event");
   }
+  /// cudaErrorNotReady until the work before the last record() is done.
+  cudaError_t query() const noexcept { return cudaEventQuery(event_); }
 
  private:
   cudaEvent_t event_ = nullptr;

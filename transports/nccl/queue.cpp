@@ -27,22 +27,17 @@ std::uint32_t opened_value(std::size_t stage) { return static_cast<std::uint32_t
 
 }  // namespace
 
-RoundQueue::RoundQueue(const Connection& connection, const SessionMemory& memory,
-                       const Links& links, CompiledRound& round, const DeviceRound& device_round,
+RoundQueue::RoundQueue(Connection& connection, const SessionMemory& memory, const Links& links,
+                       CompiledRound& round, const DeviceRound& device_round,
                        const Control& control)
     : connection_(connection),
       memory_(memory),
       compiled_(round),
       device_round_(device_round),
       control_(control),
-      alone_on_device_(links.alone_on_device) {
-  if (round.engine_copies > 0) {
-    engine_ = std::make_unique<Stream>();
-  }
-  if (links.uses_wire) {
-    pack_ = std::make_unique<Stream>();
-    exchange_ = std::make_unique<Stream>();
-    unpack_ = std::make_unique<Stream>();
+      alone_on_device_(links.alone_on_device),
+      uses_wire_(links.uses_wire) {
+  if (uses_wire_) {
     for (int slot = 0; slot < 2; ++slot) {
       packed_.push_back(std::make_unique<Event>());
       moved_.push_back(std::make_unique<Event>());
@@ -65,17 +60,18 @@ cudaStream_t RoundQueue::caller_stream() const {
 void RoundQueue::begin(std::uint64_t round, Deadline deadline) {
   round_ = round;
   deadline_ = deadline;
+  streams_ = connection_.streams.take(compiled_.engine_copies > 0, uses_wire_);
   if (cudaStreamQuery(caller_stream()) != cudaSuccess) {  // something is still under way there
     cudaGetLastError();
     caller_.record(caller_stream());
-    caller_.hold(main_);
+    caller_.hold(streams_->main);
   }
-  memory_.copy_in(main_);
+  memory_.copy_in(streams_->main);
   if (compiled_.replays) {
     if (graph_ == nullptr) {
       capture();
     }
-    check(cudaGraphLaunch(graph_, main_), "replay a round");
+    check(cudaGraphLaunch(graph_, streams_->main), "replay a round");
     next_stage_ = compiled_.stages.size() + 1;
     return;
   }
@@ -117,7 +113,8 @@ bool RoundQueue::pump(Deadline deadline) {
 
 void RoundQueue::capture() {
   cudaGraph_t graph = nullptr;
-  check(cudaStreamBeginCapture(main_, cudaStreamCaptureModeThreadLocal), "capture a round");
+  check(cudaStreamBeginCapture(streams_->main, cudaStreamCaptureModeThreadLocal),
+        "capture a round");
   ready_due_ = true;
   ended_ = false;
   for (std::size_t s = 0; s < compiled_.stages.size(); ++s) {
@@ -126,7 +123,7 @@ void RoundQueue::capture() {
     queue_permissions(s);
   }
   queue_last();
-  check(cudaStreamEndCapture(main_, &graph), "capture a round");
+  check(cudaStreamEndCapture(streams_->main, &graph), "capture a round");
   const cudaError_t made = cudaGraphInstantiate(&graph_, graph, 0);
   cudaGraphDestroy(graph);
   check(made, "make a graph of a round");
@@ -151,20 +148,20 @@ void RoundQueue::queue_head(std::size_t s, bool captured) {
                      (stage.engine.empty() || called_back);
   if (!fused) {
     if (entry.gate_count > 0 || entry.ready.count > 0 || called_back) {
-      launch_gate(control_, entry, {}, main_);
+      launch_gate(control_, entry, {}, streams_->main);
     }
     entry = {};
   }
   const bool more = !stage.engine.empty() || !stage.wire.empty();
   if (more) {
-    fork_.record(main_);
+    fork_.record(streams_->main);
   }
   if (stage.list.count > 0) {
     ended_ = !more && s + 1 == compiled_.stages.size() && compiled_.last_gates.count == 0;
     launch_list(
         control_, device_round_.tables(), stage.list, entry,
         {stage.engine.empty() ? device_round_.signals(stage.signals) : SignalSlice{}, ended_},
-        connection_.options.blocks, main_);
+        connection_.options.blocks, streams_->main);
   }
   if (!stage.wire.empty()) {
     queue_wire(stage.wire);
@@ -177,25 +174,26 @@ void RoundQueue::queue_engine(std::size_t s, bool captured) {
     return;
   }
   if (captured) {
-    fork_.hold(*engine_);  // otherwise the host has seen the gate open
+    fork_.hold(*streams_->engine);  // otherwise the host has seen the gate open
   }
-  stage.engine.queue(*engine_);
-  engine_done_.record(*engine_);
-  engine_done_.hold(main_);
+  stage.engine.queue(*streams_->engine);
+  engine_done_.record(*streams_->engine);
+  engine_done_.hold(streams_->main);
   ended_ = s + 1 == compiled_.stages.size() && compiled_.last_gates.count == 0;
-  launch_gate(control_, {}, {device_round_.signals(stage.signals), ended_}, main_);
+  launch_gate(control_, {}, {device_round_.signals(stage.signals), ended_}, streams_->main);
 }
 
 /// After everything of the stage.
 void RoundQueue::queue_permissions(std::size_t s) {
   const Range& permissions = compiled_.stages[s].permissions;
   if (permissions.count > 0) {
-    launch_gate(control_, {}, {device_round_.signals(permissions), false}, main_);
+    launch_gate(control_, {}, {device_round_.signals(permissions), false}, streams_->main);
   }
 }
 
 void RoundQueue::queue_wire(const std::vector<WireStep>& steps) {
-  for (const Stream* stream : {pack_.get(), exchange_.get(), unpack_.get()}) {
+  for (const Stream* stream :
+       {streams_->pack.get(), streams_->exchange.get(), streams_->unpack.get()}) {
     fork_.hold(*stream);
   }
   const int blocks = connection_.options.blocks;
@@ -203,47 +201,60 @@ void RoundQueue::queue_wire(const std::vector<WireStep>& steps) {
     const WireStep& step = steps[i];
     const std::size_t slot = i % 2;
     if (i >= 2) {
-      moved_[slot]->hold(*pack_);         // the slot's last chunk has left
-      unpacked_[slot]->hold(*exchange_);  // and its last arrival was read
+      moved_[slot]->hold(*streams_->pack);         // the slot's last chunk has left
+      unpacked_[slot]->hold(*streams_->exchange);  // and its last arrival was read
     }
     if (step.pack.count > 0) {
-      launch_list(control_, device_round_.tables(), step.pack, {}, {}, blocks, *pack_);
+      launch_list(control_, device_round_.tables(), step.pack, {}, {}, blocks, *streams_->pack);
     }
-    packed_[slot]->record(*pack_);
-    packed_[slot]->hold(*exchange_);
-    connection_.comm->exchange(step.sends, step.receives, *exchange_, deadline_);
-    moved_[slot]->record(*exchange_);
-    moved_[slot]->hold(*unpack_);
+    packed_[slot]->record(*streams_->pack);
+    packed_[slot]->hold(*streams_->exchange);
+    connection_.comm->exchange(step.sends, step.receives, *streams_->exchange, deadline_);
+    moved_[slot]->record(*streams_->exchange);
+    moved_[slot]->hold(*streams_->unpack);
     if (step.unpack.count > 0) {
-      launch_list(control_, device_round_.tables(), step.unpack, {}, {}, blocks, *unpack_);
+      launch_list(control_, device_round_.tables(), step.unpack, {}, {}, blocks, *streams_->unpack);
     }
-    unpacked_[slot]->record(*unpack_);
+    unpacked_[slot]->record(*streams_->unpack);
   }
-  wire_done_.record(*unpack_);
-  wire_done_.hold(main_);
-  wire_sent_.record(*exchange_);
-  wire_sent_.hold(main_);
+  wire_done_.record(*streams_->unpack);
+  wire_done_.hold(streams_->main);
+  wire_sent_.record(*streams_->exchange);
+  wire_sent_.hold(streams_->main);
 }
 
 void RoundQueue::queue_last() {
   if (!ended_) {
-    launch_gate(control_, entry_for(compiled_.last_gates, 0), {{}, true}, main_);
+    launch_gate(control_, entry_for(compiled_.last_gates, 0), {{}, true}, streams_->main);
   }
   check(cudaGetLastError(), "queue a round");
 }
 
+void RoundQueue::end() {
+  last_round_.record(streams_->main);
+  connection_.streams.give(std::move(streams_));
+}
+
 bool RoundQueue::drain(Deadline deadline) noexcept {
-  const Stream* const streams[] = {&main_,      &side_,          engine_.get(),
-                                   pack_.get(), exchange_.get(), unpack_.get()};
-  for (const Stream* stream : streams) {
-    while (stream != nullptr && cudaStreamQuery(*stream) == cudaErrorNotReady) {
+  const auto is_over = [&](const auto& query) {
+    while (query() == cudaErrorNotReady) {
       if (std::chrono::steady_clock::now() > deadline) {
         return false;
       }
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
+    cudaGetLastError();
+    return true;
+  };
+  if (!streams_) {
+    return is_over([&] { return last_round_.query(); });
   }
-  cudaGetLastError();
+  for (const Stream* stream : streams_->all()) {
+    if (stream != nullptr && !is_over([&] { return cudaStreamQuery(*stream); })) {
+      return false;
+    }
+  }
+  connection_.streams.give(std::move(streams_));
   return true;
 }
 

@@ -12,6 +12,7 @@
 
 #include "transports/nccl/compile.hpp"
 #include "transports/nccl/session.hpp"
+#include "transports/nccl/streams.hpp"
 
 namespace m2n::nccl {
 
@@ -21,7 +22,7 @@ namespace m2n::nccl {
 class RoundQueue {
  public:
   /// The device of @p connection must be current, here and in every call.
-  RoundQueue(const Connection& connection, const SessionMemory& memory, const Links& links,
+  RoundQueue(Connection& connection, const SessionMemory& memory, const Links& links,
              CompiledRound& round, const DeviceRound& device_round, const Control& control);
   ~RoundQueue();
   RoundQueue(const RoundQueue&) = delete;
@@ -35,10 +36,11 @@ class RoundQueue {
   /// Queues more of the round if a gate has opened. True when it did.
   bool pump(Deadline deadline);
 
-  /// For what goes along with rounds, and beside them.
-  cudaStream_t main() const { return main_; }
-  cudaStream_t side() const { return side_; }
-  /// True when all streams are idle before @p deadline.
+  /// For what goes along with the round in progress.
+  cudaStream_t main() const { return streams_->main; }
+  /// The round in progress has succeeded: its streams go back to the connection.
+  void end();
+  /// True when what the session has queued is done before @p deadline. Ends the round in progress.
   bool drain(Deadline deadline) noexcept;
 
  private:
@@ -51,21 +53,16 @@ class RoundQueue {
   void capture();
   cudaStream_t caller_stream() const;
 
-  const Connection& connection_;
+  Connection& connection_;
   const SessionMemory& memory_;
   CompiledRound& compiled_;
   const DeviceRound& device_round_;
   const Control& control_;
   bool alone_on_device_;
+  bool uses_wire_;
 
-  // Streams of the engines and the wire exist where they are used: the driver shares few hardware
-  // queues among streams, and a stream that waits holds up those behind it in its queue.
-  Stream main_;
-  Stream side_;
-  std::unique_ptr<Stream> engine_;
-  std::unique_ptr<Stream> pack_;
-  std::unique_ptr<Stream> exchange_;
-  std::unique_ptr<Stream> unpack_;
+  std::unique_ptr<Streams> streams_;  // of the round in progress
+  Event last_round_;                  // after all that the last round queued
   Event caller_;
   Event fork_;
   Event engine_done_;

@@ -75,6 +75,9 @@ class NcclSession final : public Session {
         world_(connection_->ranks.size()) {
     expects(static_cast<std::size_t>(program.world_size) <= world_, "a group as large as the plan");
     load_kernels();
+    if (!connection_->side) {
+      connection_->side = std::make_unique<Stream>();
+    }
     const auto place = [&]() -> const SessionMemory& {
       memory_ = std::make_unique<SessionMemory>(program, buffers, connection_->device, world_);
       return *memory_;
@@ -120,6 +123,9 @@ class NcclSession final : public Session {
   }
 
   RoundReport wait(Deadline deadline) override {
+    if (!running_) {
+      throw TransportError(Errc::unavailable, "nccl: no round is in progress");
+    }
     const DeviceGuard guard(connection_->device);
     HostWords& words = *words_.get();
     auto next_poll = Clock::now() + kPollInterval;
@@ -154,6 +160,7 @@ class NcclSession final : public Session {
     }
     running_ = false;
     report_.seconds = seconds_since(started_);
+    queue_->end();
     return report_;
   }
 
@@ -216,7 +223,7 @@ class NcclSession final : public Session {
   void give_up(std::size_t rank) noexcept {
     PinnedWords::write(words_.get()->abort, 1);
     cudaSetDevice(connection_->device);
-    device_round_->abort(rank, queue_->side());
+    device_round_->abort(rank, *connection_->side);
   }
 
   void abort_communicator() {
@@ -252,8 +259,8 @@ class NcclSession final : public Session {
   }
 
   /// Who keeps this rank from ending its round, as well as it can tell: whom a peer blames that
-  /// gave up before; else of the ranks that are behind, or of all when none is, those whose
-  /// processes do not run.
+  /// gave up before; else of the ranks that are behind, or else of all, those whose processes do
+  /// not run; else those that are behind.
   std::set<std::size_t> missing_ranks() {
     std::set<std::size_t> missing;
     try {
@@ -269,15 +276,28 @@ class NcclSession final : public Session {
         missing.insert(static_cast<std::size_t>(traffic.peer));
       }
     }
-    std::set<std::size_t> idle;
-    std::copy_if(missing.begin(), missing.end(), std::inserter(idle, idle.end()),
-                 [&](std::size_t rank) { return is_idle(rank); });
+    std::set<std::size_t> idle = idle_ranks(missing);
+    if (idle.empty()) {  // who is behind may wait for one that fell when it was done with this rank
+      std::set<std::size_t> all;
+      for (std::size_t rank = 0; rank < world_; ++rank) {
+        all.insert(rank);
+      }
+      all.erase(rank_);
+      idle = idle_ranks(all);
+    }
     return idle.empty() ? missing : idle;
   }
 
   bool is_idle(std::size_t rank) const {
     const ProcessState state = state_of(rank);
     return state == ProcessState::ended || state == ProcessState::stopped;
+  }
+
+  std::set<std::size_t> idle_ranks(const std::set<std::size_t>& among) const {
+    std::set<std::size_t> idle;
+    std::copy_if(among.begin(), among.end(), std::inserter(idle, idle.end()),
+                 [&](std::size_t rank) { return is_idle(rank); });
+    return idle;
   }
 
   /// Ranks whose flags or marks are behind. Also reads whom a peer blames.
@@ -287,12 +307,12 @@ class NcclSession final : public Session {
     std::vector<std::uint64_t> marks(compiled_.marked.size());
     const auto read = [&](std::vector<std::uint64_t>& to, const DeviceMemory& from) {
       check(cudaMemcpyAsync(to.data(), from.data(), to.size() * sizeof to[0],
-                            cudaMemcpyDeviceToHost, queue_->side()),
+                            cudaMemcpyDeviceToHost, *connection_->side),
             "look for ranks that are behind");
     };
     read(block, memory_->control());
     read(marks, compiled_.marks);
-    check(cudaStreamSynchronize(queue_->side()), "look for ranks that are behind");
+    check(cudaStreamSynchronize(*connection_->side), "look for ranks that are behind");
     blamed_ = block[offsetof(ControlHead, abort) / sizeof(std::uint64_t)];
     std::set<std::size_t> behind;
     for (const Gate& gate : compiled_.gates) {

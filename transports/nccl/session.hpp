@@ -14,6 +14,7 @@
 #include "transports/nccl/communicator.hpp"
 #include "transports/nccl/kernels.hpp"
 #include "transports/nccl/options.hpp"
+#include "transports/nccl/streams.hpp"
 #include "transports/nccl/window.hpp"
 
 namespace m2n::nccl {
@@ -26,6 +27,9 @@ struct Connection {
   std::vector<Identity> ranks;
   IpcMappings mappings;
   std::unique_ptr<Communicator> comm;  ///< Made by the first prepare() that needs it.
+  StreamPool streams;
+  /// For looking at flags, and for giving up: nothing waits on it.
+  std::unique_ptr<Stream> side;  ///< Made by the first prepare().
 };
 
 /// What a session costs beside its bytes.

@@ -5,6 +5,7 @@
 /// The transport "nccl": ranks with a CUDA device each. See queue.cpp for how a round runs.
 
 #include <algorithm>
+#include <cstdlib>
 #include <mutex>
 #include <set>
 #include <utility>
@@ -121,6 +122,9 @@ class NcclTransport final : public Transport {
 }  // namespace
 
 void add_transport_nccl(Registries& registries) {
+  // Ranks that are threads of one process and share a device wait for one another on its streams;
+  // the driver has 8 hardware queues for them unless it is asked, before its first call, for more.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);  // NOLINT(concurrency-mt-unsafe)
   nccl::provide_cuda_memory();
   registries.transports.add("nccl", "one CUDA device a rank, over NVLink, IPC and NCCL",
                             [](const TransportContext& context) {
