@@ -116,10 +116,10 @@ if [ "$sanitize" = yes ]; then
   rounds='transports/nccl_cases_gpu/a_view*:transports/nccl_cases_gpu/a_wider*:transports/nccl_cases_gpu/a_replayed*'
   for tool in memcheck synccheck; do
     # shellcheck disable=SC2086
-    run_check "$tool of the kernels" "$sanitizer" --tool "$tool" --error-exitcode 9 \
+    run_check "$tool of the kernels" "$sanitizer" --tool "$tool" --report-api-errors no --error-exitcode 9 \
       "$(program test_nccl_gpu)" $boost --run_test="$kernels"
     # shellcheck disable=SC2086
-    run_check "$tool of rounds" "$sanitizer" --tool "$tool" --error-exitcode 9 \
+    run_check "$tool of rounds" "$sanitizer" --tool "$tool" --report-api-errors no --error-exitcode 9 \
       "$(program test_nccl_cases_gpu)" $boost --run_test="$rounds"
   done
 fi

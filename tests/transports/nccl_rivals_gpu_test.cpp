@@ -255,7 +255,7 @@ BOOST_AUTO_TEST_CASE(random_problems_between_threads_arrive_by_every_method) {
 BOOST_AUTO_TEST_CASE(random_problems_between_processes_arrive_with_4_to_4_ranks) {
   const std::string seed = std::to_string(testing::test_seed());
   for (const char* method : {"packed", "broadcast", "group", "calls"}) {
-    ranks_succeed(8, "reference", std::string(method) + " " + seed + " 15", true);
+    ranks_succeed(8, "reference", std::string(method) + " " + seed + " 6", true);
   }
 }
 
