@@ -241,6 +241,12 @@ const Memory& memory_of(MemorySpace space) {
   return *memory;
 }
 
+std::unique_ptr<CopyQueue> Memory::copy_queue(int /*device*/) const {
+  return make_plain_copy_queue();
+}
+
+std::shared_ptr<void> Memory::pin(std::span<std::byte> /*host*/) const { return nullptr; }
+
 std::uint64_t Memory::digest_of_box(const Shape& shape, const Box& box, DType dtype,
                                     const LocalBuffer& from, const Strides& strides) const {
   const DigestOf one{{shape, box, dtype, from, strides}, dtype};

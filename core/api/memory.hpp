@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/api/buffers.hpp"
+#include "core/api/copy_queue.hpp"
 #include "core/api/values.hpp"
 #include "core/tensor/copy.hpp"
 #include "core/tensor/dtype.hpp"
@@ -101,6 +102,18 @@ class Memory {
   virtual void copy(const StridedCopy& region, const LocalBuffer& from,
                     const LocalBuffer& to) const = 0;
 
+  /// For copies of this memory's buffers, all of one device, that are made again and again.
+  virtual std::unique_ptr<CopyQueue> copy_queue(int device) const;
+
+  /// Makes host memory known to devices, so that they read and write it at their full rate, for as
+  /// long as what is returned lives. Null where that cannot be done, or would gain nothing.
+  /// @p host outlives it.
+  virtual std::shared_ptr<void> pin(std::span<std::byte> host) const;
+
+  /// Makes @p device current in this thread, for libraries that look at that. @return the former
+  /// one, to be given back; see CurrentDevice.
+  virtual int exchange_current_device(int device) const noexcept { return device; }
+
   /// fill_synthetic() of core/tensor/digest.hpp; the element at box.lo is the first of the buffer.
   virtual void fill_synthetic(const Shape& shape, const Box& box, DType dtype, std::uint64_t seed,
                               const LocalBuffer& to, const Strides& strides) const = 0;
@@ -118,6 +131,20 @@ class Memory {
 /// @throws Error{unavailable} for device memory where no house knows a device.
 const Memory& memory_of(MemorySpace space);
 inline const Memory& memory_of(const LocalBuffer& buffer) { return memory_of(buffer.space); }
+
+/// Keeps a device current in this thread.
+class CurrentDevice {
+ public:
+  CurrentDevice(const Memory& memory, int device)
+      : memory_(memory), former_(memory.exchange_current_device(device)) {}
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+  ~CurrentDevice() { memory_.exchange_current_device(former_); }
+
+ private:
+  const Memory& memory_;
+  int former_;
+};
 
 /// Makes @p memory the process's device memory, unless there is one already that has a device.
 /// Houses call it when they are registered, before anything is allocated. It lives until the

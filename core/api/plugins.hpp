@@ -28,7 +28,7 @@ struct Registries {
 };
 
 /// Grows with every change of a header that plug-ins see.
-inline constexpr std::uint32_t kInterfaceVersion = 3;
+inline constexpr std::uint32_t kInterfaceVersion = 4;
 
 /// Loads @p file and lets it add to @p registries. The library stays loaded until the process ends.
 /// It must export, with C linkage, `m2n_plugin_interface_version` (std::uint32_t) and

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <string>
@@ -21,6 +22,7 @@ namespace {
 constexpr int kDevices = 2;
 
 std::atomic<std::uint64_t> held_bytes{0};
+std::atomic<std::uint64_t> pinned{0};
 
 /// Ranges that are handed out, and where they can be reached.
 class Aliases {
@@ -117,6 +119,52 @@ class PagedArena final : public Arena {
   std::byte* alias_ = nullptr;
 };
 
+/// Runs a list as late as it may: when somebody has asked for the second time, or waits.
+class LateQueue final : public CopyQueue {
+ public:
+  List add_pack(std::span<const StagedCopy> copies) override { return plain_->add_pack(copies); }
+  List add_unpack(std::span<const StagedCopy> copies) override {
+    return plain_->add_unpack(copies);
+  }
+  List add_copies(std::span<const PlacedCopy> copies) override {
+    return plain_->add_copies(copies);
+  }
+  void compile() override { compiled_ = true; }
+  Ticket run(List list, std::byte* staging) override {
+    expects(compiled_, "compile() before run()");
+    waiting_.push_back({list, staging, false});
+    return done_ + waiting_.size();
+  }
+  bool is_done(Ticket ticket) override {
+    if (ticket > done_ && !waiting_.at(ticket - done_ - 1).asked) {
+      waiting_[ticket - done_ - 1].asked = true;
+      return false;
+    }
+    run_until(ticket);
+    return true;
+  }
+  void finish() override { run_until(done_ + waiting_.size()); }
+
+ private:
+  struct Run {
+    List list;
+    std::byte* staging;
+    bool asked;
+  };
+
+  void run_until(Ticket ticket) {
+    for (; done_ < ticket; ++done_) {
+      plain_->run(waiting_.front().list, waiting_.front().staging);
+      waiting_.pop_front();
+    }
+  }
+
+  std::unique_ptr<CopyQueue> plain_ = make_plain_copy_queue();
+  bool compiled_ = false;
+  std::deque<Run> waiting_;
+  Ticket done_ = 0;
+};
+
 class PagedMemory final : public Memory {
  public:
   std::string_view name() const noexcept override { return "paged"; }
@@ -140,6 +188,13 @@ class PagedMemory final : public Memory {
   void copy(const StridedCopy& region, const LocalBuffer& from,
             const LocalBuffer& to) const override {
     host().copy(region, reachable(from), reachable(to));
+  }
+  std::unique_ptr<CopyQueue> copy_queue(int /*device*/) const override {
+    return std::make_unique<LateQueue>();
+  }
+  std::shared_ptr<void> pin(std::span<std::byte> range) const override {
+    pinned += range.size();
+    return {range.data(), [bytes = range.size()](void*) { pinned -= bytes; }};
   }
   void fill_synthetic(const Shape& shape, const Box& box, DType dtype, std::uint64_t seed,
                       const LocalBuffer& to, const Strides& strides) const override {
@@ -240,6 +295,7 @@ class PagedTransport final : public Transport {
 std::unique_ptr<const Memory> make_paged_memory() { return std::make_unique<PagedMemory>(); }
 
 std::uint64_t paged_bytes() { return held_bytes; }
+std::uint64_t pinned_bytes() { return pinned; }
 
 std::unique_ptr<Transport> make_paged_transport() { return std::make_unique<PagedTransport>(); }
 

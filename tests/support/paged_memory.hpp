@@ -20,6 +20,8 @@ std::unique_ptr<const Memory> make_paged_memory();
 
 /// Bytes that arenas of paged memory hold now.
 std::uint64_t paged_bytes();
+/// Bytes of the host that are pinned for it now.
+std::uint64_t pinned_bytes();
 
 /// Moves device memory, and nothing else: each rank copies to itself, stage by stage, with the
 /// group's barriers between. Ranks are threads of one process.

@@ -11,6 +11,7 @@
 #include "core/error.hpp"
 #include "core/tensor/blocks.hpp"
 #include "transports/nccl/arena.hpp"
+#include "transports/nccl/copy_queue.hpp"
 #include "transports/nccl/device.hpp"
 #include "transports/nccl/tables.hpp"
 #include "transports/nccl/values.hpp"
@@ -330,6 +331,33 @@ class CudaMemory final : public Memory {
             "copy device memory");
     }
     check(cudaDeviceSynchronize(), "copy device memory");
+  }
+
+  std::unique_ptr<CopyQueue> copy_queue(int device) const override {
+    return make_copy_queue(device);
+  }
+
+  std::shared_ptr<void> pin(std::span<std::byte> host) const override {
+    if (host.empty()) {
+      return nullptr;
+    }
+    const cudaError_t result = cudaHostRegister(host.data(), host.size(), cudaHostRegisterPortable);
+    cudaGetLastError();
+    if (result == cudaErrorHostMemoryAlreadyRegistered) {
+      return {host.data(), [](void*) {}};
+    }
+    if (result != cudaSuccess) {
+      return nullptr;
+    }
+    return {host.data(), [](void* data) { cudaHostUnregister(data); }};
+  }
+
+  int exchange_current_device(int device) const noexcept override {
+    int former = device;
+    if (cudaGetDevice(&former) != cudaSuccess || cudaSetDevice(device) != cudaSuccess) {
+      cudaGetLastError();  // whoever needs the device says so
+    }
+    return former;
   }
 
   void fill_synthetic(const Shape& shape, const Box& box, DType dtype, std::uint64_t seed,
