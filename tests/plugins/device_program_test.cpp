@@ -175,6 +175,18 @@ BOOST_AUTO_TEST_CASE(values_of_a_checkpoint_are_read_in_parts_and_written) {
   BOOST_TEST(again.at("digests_equal") == again.at("digests_compared"));
 }
 
+BOOST_AUTO_TEST_CASE(processes_move_device_memory_over_ucx) {
+  if (!builtin_registries().transports.contains("ucx")) {
+    return;
+  }
+  const TemporaryFolder folder;
+  const json::object out =
+      result(folder, Words{"launch"} + kDecoder + kTwoToTwo +
+                         Words{"--memory", "device", "--transport", "ucx", "--plugin", plugin()});
+  BOOST_TEST(out.at("digest_verified").as_bool());
+  BOOST_TEST(out.at("verified_elements").as_int64() > 0);
+}
+
 BOOST_AUTO_TEST_CASE(transports_of_host_memory_refuse_devices_before_anything_is_filled) {
   const Registries registries = builtin_registries();
   for (const auto& [name, entry] : registries.transports.entries()) {

@@ -231,7 +231,7 @@ BOOST_AUTO_TEST_CASE(ranks_with_different_settings_are_refused_by_all_with_both)
   }
 }
 
-BOOST_AUTO_TEST_CASE(device_memory_is_refused_by_all_before_anything_moves) {
+BOOST_AUTO_TEST_CASE(device_memory_without_a_device_is_refused_by_all) {
   const Job job({{0, 1, 64}});
   const auto ends = testing::run_ranks(World::processes, 2, [&](Group& group) {
     const auto transport = make({"ucx", World::processes});
@@ -245,8 +245,8 @@ BOOST_AUTO_TEST_CASE(device_memory_is_refused_by_all_before_anything_moves) {
                        deadline_in(kLong));
   });
   for (const RankEnd& end : ends) {
-    BOOST_TEST(end.failure.find("rank 0: transport 'ucx' moves host memory") != std::string::npos,
-               end.failure);
+    BOOST_TEST(end.failure.find("rank 0: ") != std::string::npos, end.failure);
+    BOOST_TEST(end.failure.find(" device") != std::string::npos, end.failure);
   }
 }
 

@@ -18,10 +18,11 @@ void PackedPair::add_stage(std::span<const PlacedRegion> regions, std::uint64_t 
     chunks_.push_back(chunk);
   }
   for (const Part& part : parts) {
-    steps_.push_back(
-        {sending_ ? packed_at_destination(part.copy) : packed_at_source(part.copy),
-         regions[part.region].view + (sending_ ? part.source_offset : part.destination_offset),
-         part.staging_offset});
+    // Strides may lead back, so a part need not lie behind the first element of its region.
+    LocalBuffer view = regions[part.region].view;
+    view.data += sending_ ? part.source_offset : part.destination_offset;
+    steps_.push_back({sending_ ? packed_at_destination(part.copy) : packed_at_source(part.copy),
+                      view, part.staging_offset});
   }
   stage_end_.push_back(chunks_.size());
 }
@@ -37,14 +38,28 @@ std::span<const PackedPair::Step> PackedPair::steps_of(std::size_t chunk) const 
 
 void PackedPair::pack(std::size_t chunk, std::byte* staging) const {
   for (const Step& step : steps_of(chunk)) {
-    copy_region(step.copy, step.view, staging + step.staging_offset);
+    copy_region(step.copy, step.view.data, staging + step.staging_offset);
   }
 }
 
 void PackedPair::unpack(std::size_t chunk, const std::byte* staging, bool bypass_cache) const {
   for (const Step& step : steps_of(chunk)) {
-    copy_region(step.copy, staging + step.staging_offset, step.view, bypass_cache);
+    copy_region(step.copy, staging + step.staging_offset, step.view.data, bypass_cache);
   }
+}
+
+std::vector<CopyQueue::List> PackedPair::add_to(CopyQueue& queue) const {
+  std::vector<CopyQueue::List> lists;
+  lists.reserve(chunks_.size());
+  std::vector<StagedCopy> copies;
+  for (std::size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
+    copies.clear();
+    for (const Step& step : steps_of(chunk)) {
+      copies.push_back({step.copy, step.view, step.staging_offset});
+    }
+    lists.push_back(sending_ ? queue.add_pack(copies) : queue.add_unpack(copies));
+  }
+  return lists;
 }
 
 }  // namespace m2n

@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "core/api/copy_queue.hpp"
 #include "transports/common/parts.hpp"
 
 namespace m2n {
@@ -16,7 +17,7 @@ namespace m2n {
 /// A region, and where its first element lies on this side.
 struct PlacedRegion {
   StridedCopy copy;
-  std::byte* view = nullptr;
+  LocalBuffer view;
 };
 
 /// Both ranks of a pair add the same regions in the same stages, and get the same chunks.
@@ -35,14 +36,18 @@ class PackedPair {
   std::size_t chunk_count() const { return chunks_.size(); }
   std::uint64_t chunk_bytes(std::size_t chunk) const { return chunks_[chunk].bytes; }
 
-  /// Between the views of a chunk and its packed form at @p staging.
+  /// Between the views of a chunk, in host memory, and its packed form at @p staging.
   void pack(std::size_t chunk, std::byte* staging) const;
   void unpack(std::size_t chunk, const std::byte* staging, bool bypass_cache) const;
+
+  /// The same of every chunk as lists of @p queue, for views in device memory. @return their
+  /// numbers, [chunk].
+  std::vector<CopyQueue::List> add_to(CopyQueue& queue) const;
 
  private:
   struct Step {
     StridedCopy copy;
-    std::byte* view;
+    LocalBuffer view;
     std::uint64_t staging_offset;
   };
 

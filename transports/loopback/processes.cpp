@@ -119,7 +119,7 @@ void compile(const std::vector<const Region*>& regions, bool sending, std::uint3
   for (std::uint32_t stage = 0; stage < stage_count; ++stage) {
     std::vector<PlacedRegion> placed;
     for (; at != regions.end() && (*at)->stage == stage; ++at) {
-      placed.push_back({(*at)->copy, memory.address(sending ? (*at)->from : (*at)->to)});
+      placed.push_back({(*at)->copy, memory.place(sending ? (*at)->from : (*at)->to)});
     }
     pair.packed.add_stage(placed, pair.slot_bytes);
   }

@@ -60,7 +60,8 @@ UcxOptions UcxOptions::parse(const Options& options) {
   require_known_options(
       kWho, options,
       {"put_bytes", "piece_bytes", "window_bytes", "chunk_bytes", "slot_bytes", "ring_bytes",
-       "errors", "tls", "net_devices", "rails", "threads", "keepalive_ms", "puts", "spin_us"});
+       "errors", "tls", "net_devices", "rails", "threads", "keepalive_ms", "puts", "spin_us",
+       "device_slot_bytes", "device_ring_bytes", "slow_lanes"});
   UcxOptions out;
   constexpr std::uint64_t kAny = 1ULL << 60;
   constexpr std::uint64_t kPage = 4096;
@@ -77,6 +78,15 @@ UcxOptions UcxOptions::parse(const Options& options) {
       out.slot_bytes = number(key, text, kPage, 1ULL << 30);
     } else if (key == "ring_bytes") {
       out.ring_bytes = number(key, text, kPage, kAny);
+    } else if (key == "device_slot_bytes") {
+      out.device_slot_bytes = number(key, text, kPage, 1ULL << 30);
+    } else if (key == "device_ring_bytes") {
+      out.device_ring_bytes = number(key, text, kPage, kAny);
+    } else if (key == "slow_lanes") {
+      if (text != "allow" && text != "refuse") {
+        unknown_choice(key, text, "refuse or allow");
+      }
+      out.slow_lanes = text == "allow";
     } else if (key == "errors") {
       out.errors = error_choice(text);
     } else if (key == "puts") {

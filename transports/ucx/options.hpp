@@ -31,6 +31,10 @@ struct UcxOptions {
   std::uint64_t slot_bytes = 256 << 10;   ///< Largest slot of a ring in shared memory.
   std::uint64_t ring_bytes =
       16 << 20;  ///< All rings of a rank, as long as slots are not too small.
+  /// The same where one of the two has its memory on a device.
+  std::uint64_t device_slot_bytes = 4 << 20;
+  std::uint64_t device_ring_bytes = 64 << 20;
+  bool slow_lanes = false;  ///< Device memory may travel over TCP ("allow", else "refuse").
   ErrorChoice errors = ErrorChoice::automatic;
   std::string tls;          ///< UCX_TLS: transports that UCX may take; empty: its own choice.
   std::string net_devices;  ///< UCX_NET_DEVICES; empty: its own choice.

@@ -133,7 +133,7 @@ void UcxSession::open_stage() {
 }
 
 bool UcxSession::run_stage() {
-  bool done = true;
+  bool done = copies_are_done();
   for (Neighbor* neighbor : ins_) {
     done = receive_stage(*neighbor) && done;
   }
@@ -148,7 +148,9 @@ bool UcxSession::receive_stage(Neighbor& neighbor) {
   const std::size_t begin = in.packed.stage_begin(stage_);
   const std::size_t wanted = in.packed.stage_end(stage_) - begin;
   std::uint64_t& done = neighbor.chunks_done[stage_];
-  if (in.ring != nullptr && done < wanted && neighbor.emptied < in.ring->filled) {
+  if (in.ring != nullptr && device_) {
+    empty_slots_by_device(neighbor, in.packed.stage_end(stage_));
+  } else if (in.ring != nullptr && done < wanted && neighbor.emptied < in.ring->filled) {
     neighbor.received.begin();
     in.packed.unpack(begin + done, in.ring->slot(neighbor.emptied, in.way.chunk_bytes),
                      bypass_cache_);
@@ -180,10 +182,10 @@ bool UcxSession::send_stage(Neighbor& neighbor) {
       return false;
     }
     if (out.ring != nullptr) {
-      done = fill_slot(neighbor);
+      done = device_ ? fill_slots_by_device(neighbor) : fill_slot(neighbor);
     } else {
       done = no_puts || put_rows(neighbor);
-      done = send_chunk(neighbor) && done;
+      done = (device_ ? send_chunks_by_device(neighbor) : send_chunk(neighbor)) && done;
     }
   }
   if (!done) {
@@ -223,12 +225,17 @@ bool UcxSession::send_chunk(Neighbor& neighbor) {
     const std::size_t chunk = neighbor.next_chunk++;
     neighbor.sent.begin();
     out.packed.pack(chunk, slot.data);
-    worker_->send_data(*neighbor.peer, header(Kind::data, chunk),
-                       {slot.data, out.packed.chunk_bytes(chunk)}, *staging_memory_, slot.pending);
-    neighbor.sent.end();
-    moved_ = true;
+    send_slot(neighbor, chunk, slot);
   }
   return neighbor.next_chunk == end;
+}
+
+void UcxSession::send_slot(Neighbor& neighbor, std::size_t chunk, StagingSlot& slot) {
+  worker_->send_data(*neighbor.peer, header(Kind::data, chunk),
+                     {slot.data, neighbor.out->packed.chunk_bytes(chunk)}, *staging_memory_,
+                     slot.pending);
+  neighbor.sent.end();
+  moved_ = true;
 }
 
 bool UcxSession::put_rows(Neighbor& neighbor) {
@@ -396,6 +403,7 @@ void UcxSession::fail(Lock& lock, const std::string& phase) {
                         [this](const Neighbor* neighbor) { return writes_here(*neighbor); });
   });
   settle(kLeaveLimit, [this] { return worker_->unsent() == 0; });
+  finish_device();
   waiting_ = false;
   running_ = false;
   lock.unlock();

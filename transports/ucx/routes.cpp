@@ -166,7 +166,7 @@ void add_zones(const PairRegions& regions, Endpoint Region::*end, RankMemory& me
 }
 
 Incoming compile_incoming(const PairRegions& regions, std::uint32_t stage_count, RankMemory& memory,
-                          const Way& way, Ring* ring) {
+                          const Way& way, Ring* ring, CopyQueue* queue) {
   Incoming in;
   in.ring = ring;
   in.way = way;
@@ -178,11 +178,14 @@ Incoming compile_incoming(const PairRegions& regions, std::uint32_t stage_count,
       if (way.puts((*at)->copy)) {
         puts = true;
       } else {
-        packed.push_back({(*at)->copy, memory.address((*at)->to)});
+        packed.push_back({(*at)->copy, memory.place((*at)->to)});
       }
     }
     in.packed.add_stage(packed, way.chunk_bytes);
     in.has_puts.push_back(puts);
+  }
+  if (queue != nullptr) {
+    in.lists = in.packed.add_to(*queue);
   }
   return in;
 }
@@ -215,7 +218,7 @@ Keys keys_for(const PairRegions& regions, RankMemory& memory, const Incoming& in
 
 Outgoing compile_outgoing(const PairRegions& regions, std::uint32_t stage_count, RankMemory& memory,
                           const UcxOptions& options, const Zones& sources, const Keys& keys,
-                          ucp_ep_h endpoint) {
+                          ucp_ep_h endpoint, CopyQueue* queue) {
   Outgoing out;
   out.way = {.ring = keys.slot_bytes > 0,
              .chunk_bytes = keys.slot_bytes > 0 ? keys.slot_bytes : options.chunk_bytes,
@@ -228,20 +231,21 @@ Outgoing compile_outgoing(const PairRegions& regions, std::uint32_t stage_count,
     out.zone_keys.emplace_back(endpoint, key);
   }
   auto at = regions.begin();
-  auto place = keys.regions.begin();
+  auto target = keys.regions.begin();
   for (std::uint32_t stage = 0; stage < stage_count; ++stage) {
     std::vector<PlacedRegion> packed;
     for (; at != regions.end() && (*at)->stage == stage; ++at) {
       const StridedCopy& copy = (*at)->copy;
-      std::byte* const view = memory.address((*at)->from);
+      const LocalBuffer place = memory.place((*at)->from);
       if (!out.way.puts(copy)) {
-        packed.push_back({copy, view});
+        packed.push_back({copy, place});
         continue;
       }
-      if (place == keys.regions.end()) {
+      std::byte* const view = place.data;
+      if (target == keys.regions.end()) {
         throw Error(Errc::bad_plan, "ucx: a peer awaits fewer regions than this rank has for it");
       }
-      const auto [zone, address] = *place++;
+      const auto [zone, address] = *target++;
       const auto source_zone = static_cast<std::uint32_t>(sources.find(view));
       for_each_row(copy, 0, 0, 0, [&](Index source, Index destination) {
         const std::uint64_t row = row_bytes(copy);
@@ -254,6 +258,9 @@ Outgoing compile_outgoing(const PairRegions& regions, std::uint32_t stage_count,
     }
     out.packed.add_stage(packed, out.way.chunk_bytes);
     out.put_end.push_back(out.puts.size());
+  }
+  if (queue != nullptr) {
+    out.lists = out.packed.add_to(*queue);
   }
   return out;
 }

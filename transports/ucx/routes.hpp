@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "core/api/copy_queue.hpp"
 #include "transports/common/packed.hpp"
 #include "transports/common/rank_memory.hpp"
 #include "transports/ucx/context.hpp"
@@ -87,19 +88,22 @@ struct Way {
 /// From this rank to a peer.
 struct Outgoing {
   PackedPair packed{true};
+  std::vector<CopyQueue::List> lists;  ///< [chunk] where this rank's memory is a device's.
   std::vector<Put> puts;
   std::vector<std::size_t> put_end;  ///< [stage] in puts
   std::vector<RemoteKey> zone_keys;
   RemoteKey ring_key;
   Ring* ring = nullptr;  ///< The peer's, as mapped here; null on the wire.
+  std::shared_ptr<void> ring_pin;
   Way way;
 };
 
 /// From a peer to this rank.
 struct Incoming {
   PackedPair packed{false};
-  std::vector<bool> has_puts;  ///< [stage]
-  Ring* ring = nullptr;        ///< Null on the wire.
+  std::vector<CopyQueue::List> lists;  ///< As in Outgoing.
+  std::vector<bool> has_puts;          ///< [stage]
+  Ring* ring = nullptr;                ///< Null on the wire.
   Way way;
 };
 
@@ -110,17 +114,18 @@ using PairRegions = std::vector<const Region*>;
 void add_zones(const PairRegions& regions, Endpoint Region::*end, RankMemory& memory,
                const Way& way, Zones& zones);
 
-/// @param ring  Of this pair; null on the wire.
+/// @param ring  Of this pair; null on the wire. @param queue  Takes the lists; null where this
+/// rank's memory is the host's.
 Incoming compile_incoming(const PairRegions& regions, std::uint32_t stage_count, RankMemory& memory,
-                          const Way& way, Ring* ring);
+                          const Way& way, Ring* ring, CopyQueue* queue);
 
 /// What the sender of @p regions has to know. @param ring_key  Of all rings of this rank.
 Keys keys_for(const PairRegions& regions, RankMemory& memory, const Incoming& in,
               const Zones& zones, const std::string& ring_key);
 
-/// @throws TransportError{unavailable} when the ring cannot be mapped.
+/// @param queue  As above. @throws TransportError{unavailable} when the ring cannot be mapped.
 Outgoing compile_outgoing(const PairRegions& regions, std::uint32_t stage_count, RankMemory& memory,
                           const UcxOptions& options, const Zones& sources, const Keys& keys,
-                          ucp_ep_h endpoint);
+                          ucp_ep_h endpoint, CopyQueue* queue);
 
 }  // namespace m2n::ucx

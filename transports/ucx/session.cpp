@@ -34,7 +34,10 @@ UcxSession::UcxSession(std::shared_ptr<Worker> worker, std::uint32_t number,
       copies_(program.stage_count),
       report_(expected_report(program, "ucx")) {
   memory_.buffers = buffers;
-  memory_.scratch.resize(program.scratch_bytes);
+  device_ = device_of("transport 'ucx'", buffers);
+  if (!device_) {
+    memory_.scratch.resize(program.scratch_bytes);
+  }
   for (std::uint32_t stage = 0; stage < program.stage_count; ++stage) {
     phases_.push_back("stage " + std::to_string(stage));
   }
@@ -51,10 +54,12 @@ UcxSession::UcxSession(std::shared_ptr<Worker> worker, std::uint32_t number,
 }
 
 UcxSession::~UcxSession() {
+  const CurrentDevice current = current_device();
   if (running_) {
     abort();
   }
   const Lock lock(worker_->mutex());
+  finish_device();
   round_ += told_failure_ ? 0 : 1;  // the one before is over
   tell_all(Kind::left);
   settle(kLeaveLimit, [this] { return worker_->unsent() == 0; });
@@ -72,22 +77,26 @@ UcxSession::~UcxSession() {
       RegisteredMemory rings;
       std::unique_ptr<RegisteredMemory> staging_memory;
       std::vector<std::unique_ptr<StagingSlot>> staging;
+      std::array<std::shared_ptr<void>, 2> pins;
       Zones zones;
       std::map<Rank, Neighbor> neighbors;
     };
-    worker_->keep(std::make_shared<Remains>(Remains{std::move(rings_), std::move(staging_memory_),
-                                                    std::move(staging_), std::move(source_zones_),
+    worker_->keep(std::make_shared<Remains>(Remains{std::move(rings_),
+                                                    std::move(staging_memory_),
+                                                    std::move(staging_),
+                                                    {rings_pin_, staging_pin_},
+                                                    std::move(source_zones_),
                                                     std::move(neighbors_)}));
   }
   neighbors_.clear();  // their keys go under the lock
 }
 
 void UcxSession::open(const Program& program) {
+  const CurrentDevice current = current_device();
   const Lock lock(worker_->mutex());
-  std::uint64_t rings = 0;
   bool wire = false;
   for (const auto& [rank, regions] : by_peer(program.receives, &Region::from)) {
-    rings += worker_->shares_memory_with(rank) ? 1 : 0;
+    ring_count_ += worker_->shares_memory_with(rank) ? 1 : 0;
     Neighbor& neighbor = neighbors_[rank];
     neighbor.puts_done.resize(program.stage_count);
     neighbor.chunks_done.resize(program.stage_count);
@@ -102,15 +111,6 @@ void UcxSession::open(const Program& program) {
       neighbors_[rank];
     }
   }
-  if (rings > 0) {
-    const std::uint64_t share = options_.ring_bytes / Ring::kSlots / rings;
-    slot_bytes_ = std::clamp(share / kSmallestSlot * kSmallestSlot, kSmallestSlot,
-                             std::max(kSmallestSlot, options_.slot_bytes));
-    rings_ = RegisteredMemory(worker_->context(), rings * Ring::bytes(slot_bytes_));
-    for (std::uint64_t i = 0; i < rings; ++i) {
-      new (rings_.data() + i * Ring::bytes(slot_bytes_)) Ring{};
-    }
-  }
   if (wire) {
     staging_memory_ = std::make_unique<RegisteredMemory>(worker_->context(),
                                                          kStagingSlots * options_.chunk_bytes);
@@ -119,12 +119,39 @@ void UcxSession::open(const Program& program) {
       staging_.back()->data = staging_memory_->data() + i * options_.chunk_bytes;
     }
   }
+  if (device_) {
+    open_device(program);
+  }
   awaited_.reserve(neighbors_.size());
   worker_->add(number_, this);
 }
 
+/// Senders have said by now what their memory is.
+void UcxSession::make_rings() {
+  if (ring_count_ == 0) {
+    return;
+  }
+  bool device = device_.has_value();
+  for (const Neighbor* neighbor : ins_) {
+    device = device || (*neighbor->route & kRouteDevice) != 0;
+  }
+  const std::uint64_t all = device ? options_.device_ring_bytes : options_.ring_bytes;
+  const std::uint64_t most = device ? options_.device_slot_bytes : options_.slot_bytes;
+  const std::uint64_t share = all / Ring::kSlots / ring_count_;
+  slot_bytes_ = std::clamp(share / kSmallestSlot * kSmallestSlot, kSmallestSlot,
+                           std::max(kSmallestSlot, most));
+  rings_ = RegisteredMemory(worker_->context(), ring_count_ * Ring::bytes(slot_bytes_));
+  for (std::uint64_t i = 0; i < ring_count_; ++i) {
+    new (rings_.data() + i * Ring::bytes(slot_bytes_)) Ring{};
+  }
+  if (device_) {
+    rings_pin_ = memory_of(MemorySpace::device).pin({rings_.data(), rings_.bytes()});
+  }
+}
+
 void UcxSession::connect(const Program& program, Deadline deadline) {
   static const std::string kPhase = "prepare";
+  const CurrentDevice current = current_device();
   Lock lock(worker_->mutex());
   waiting_ = true;
   round_ = 1;  // of which the end is that everyone is connected
@@ -132,15 +159,17 @@ void UcxSession::connect(const Program& program, Deadline deadline) {
     for (auto& [rank, neighbor] : neighbors_) {
       neighbor.peer = &worker_->peer(rank);
     }
+    require_fast_lanes();
     const auto sends = by_peer(program.sends, &Region::to);
     for (const auto& [rank, regions] : sends) {
       Neighbor& neighbor = neighbors_.at(rank);
-      const bool puts = options_.puts == PutChoice::on ||
-                        (options_.puts == PutChoice::automatic && neighbor.peer->has_put_lane());
+      const bool puts =
+          !device_ && (options_.puts == PutChoice::on ||
+                       (options_.puts == PutChoice::automatic && neighbor.peer->has_put_lane()));
       if (puts && !neighbor.peer->shares_memory) {
         add_zones(regions, &Region::from, memory_, wire_way(true), source_zones_);
       }
-      tell(neighbor, Kind::route, puts ? 1 : 0);
+      tell(neighbor, Kind::route, (puts ? kRoutePuts : 0) | (device_ ? kRouteDevice : 0));
     }
     source_zones_.register_all(worker_->context());
     drive(lock, kPhase, deadline, &UcxSession::all_routes_are_here);
@@ -150,8 +179,11 @@ void UcxSession::connect(const Program& program, Deadline deadline) {
       Neighbor& neighbor = neighbors_.at(rank);
       neighbor.out =
           compile_outgoing(regions, program.stage_count, memory_, options_, source_zones_,
-                           Keys::parse(neighbor.keys), neighbor.peer->endpoint);
+                           Keys::parse(neighbor.keys), neighbor.peer->endpoint, packer_.get());
       neighbor.keys.clear();
+    }
+    if (device_) {
+      compile_device();
     }
     drive(lock, kPhase, deadline, &UcxSession::end_round);
   } catch (const Error& error) {
@@ -173,17 +205,19 @@ Way UcxSession::wire_way(bool puts) const {
 
 void UcxSession::answer_routes(const Program& program) {
   const auto receives = by_peer(program.receives, &Region::from);
+  make_rings();
   std::byte* ring = rings_.data();
   for (const auto& [rank, regions] : receives) {
     Neighbor& neighbor = neighbors_.at(rank);
     if (neighbor.peer->shares_memory) {
       const Way way{.ring = true, .chunk_bytes = slot_bytes_, .put_bytes = 0};
       neighbor.in = compile_incoming(regions, program.stage_count, memory_, way,
-                                     reinterpret_cast<Ring*>(ring));
+                                     reinterpret_cast<Ring*>(ring), unpacker_.get());
       ring += Ring::bytes(slot_bytes_);
     } else {
-      const Way way = wire_way(*neighbor.route);
-      neighbor.in = compile_incoming(regions, program.stage_count, memory_, way, nullptr);
+      const Way way = wire_way(!device_ && (*neighbor.route & kRoutePuts) != 0);
+      neighbor.in =
+          compile_incoming(regions, program.stage_count, memory_, way, nullptr, unpacker_.get());
       add_zones(regions, &Region::to, memory_, way, destination_zones_);
     }
   }
@@ -199,8 +233,15 @@ void UcxSession::answer_routes(const Program& program) {
 void UcxSession::describe_paths() {
   for (PeerTraffic& traffic : report_.peers) {
     const Neighbor& neighbor = neighbors_.at(traffic.peer);
-    traffic.path = (neighbor.peer->shares_memory ? "ring" : "wire") + std::string(" (") +
-                   neighbor.peer->lanes() + ")";
+    traffic.path = neighbor.peer->shares_memory ? "ring" : "wire";
+    if (device_) {
+      const bool pinned =
+          neighbor.peer->shares_memory
+              ? (!neighbor.in || rings_pin_) && (!neighbor.out || neighbor.out->ring_pin)
+              : !neighbor.out || staging_pin_;
+      traffic.path += pinned ? " staged through pinned memory" : " staged through host memory";
+    }
+    traffic.path += " (" + neighbor.peer->lanes() + ")";
   }
 }
 
@@ -232,7 +273,7 @@ void UcxSession::receive(const Header& header, std::span<const std::byte> payloa
   };
   switch (header.kind) {
     case Kind::route:
-      from.route = header.value != 0;
+      from.route = header.value;
       break;
     case Kind::keys:
       from.keys = text();
@@ -292,7 +333,11 @@ void UcxSession::receive_chunk(Neighbor& neighbor, const Header& header,
     return;
   }
   neighbor.received.begin();
-  neighbor.in->packed.unpack(header.value, payload.data(), bypass_cache_);
+  if (device_) {
+    unpack_by_device(neighbor.in->lists[header.value], payload);
+  } else {
+    neighbor.in->packed.unpack(header.value, payload.data(), bypass_cache_);
+  }
   neighbor.received.end();
   ++neighbor.chunks_done[neighbor.in->packed.stage_of(header.value)];
 }
@@ -308,6 +353,7 @@ void UcxSession::Moved::add_to(PeerTraffic& traffic, Clock::time_point start) co
 }
 
 void UcxSession::start(std::uint64_t version, Deadline) {
+  const CurrentDevice current = current_device();
   const Lock lock(worker_->mutex());
   report_.version = version;
   started_ = Clock::now();
@@ -325,16 +371,14 @@ void UcxSession::start(std::uint64_t version, Deadline) {
 
 RoundReport UcxSession::wait(Deadline deadline) {
   static const std::string kPhase = "round end";
+  const CurrentDevice current = current_device();
   Lock lock(worker_->mutex());
   waiting_ = true;
   for (stage_ = 0; stage_ < copies_.size(); ++stage_) {
     if (has_failed() || aborted_) {
       fail(lock, phases_[stage_]);
     }
-    for (const Region& region : copies_[stage_]) {
-      copy_region(region.copy, memory_.address(region.from), memory_.address(region.to),
-                  bypass_cache_);
-    }
+    copy_stage();
     open_stage();
     drive(lock, phases_[stage_], deadline, &UcxSession::run_stage);
   }
@@ -349,6 +393,15 @@ RoundReport UcxSession::wait(Deadline deadline) {
   }
   report_.seconds = std::chrono::duration<double>(Clock::now() - started_).count();
   return report_;
+}
+
+std::optional<std::uint64_t> UcxSession::extra_bytes() const {
+  std::uint64_t bytes = rings_.bytes() + memory_.scratch.size() + memory_.device_scratch.bytes;
+  bytes += staging_memory_ ? staging_memory_->bytes() : 0;
+  for (const auto* queue : {&packer_, &unpacker_}) {
+    bytes += *queue ? (*queue)->extra_bytes() : 0;
+  }
+  return bytes;
 }
 
 void UcxSession::abort() noexcept {

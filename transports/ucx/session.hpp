@@ -12,7 +12,11 @@
 ///
 /// Who fails, first completes the puts that it has under way, then tells its peers; who has to
 /// leave its memory to itself waits, for a bounded time, until the peers that write it have told.
+///
+/// Memory of a device goes through the same rings and chunks, which are then staging in host
+/// memory: lists of copies between the two run on the device beside everything else (device.cpp).
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -47,6 +51,7 @@ class UcxSession final : public Session, private Receiver {
   void start(std::uint64_t version, Deadline deadline) override;
   RoundReport wait(Deadline deadline) override;
   void abort() noexcept override;
+  std::optional<std::uint64_t> extra_bytes() const override;
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -66,12 +71,22 @@ class UcxSession final : public Session, private Receiver {
     std::chrono::steady_clock::time_point last_;
   };
 
+  /// What a sender says of itself when the two agree on a route.
+  static constexpr std::uint64_t kRoutePuts = 1;
+  static constexpr std::uint64_t kRouteDevice = 2;  ///< Its memory is a device's.
+
+  /// Slots of a ring that the device packs or unpacks.
+  struct SlotsUnderWay {
+    std::uint64_t begun = 0;  ///< Slots, over all rounds.
+    std::array<CopyQueue::Ticket, Ring::kSlots> tickets{};
+  };
+
   /// A peer, and how far it is in its rounds.
   struct Neighbor {
     Peer* peer = nullptr;
     std::optional<Outgoing> out;
     std::optional<Incoming> in;
-    std::optional<bool> route;  ///< Whether it can put.
+    std::optional<std::uint64_t> route;  ///< kRoute flags.
     std::string keys;
     std::uint64_t begun = 0;       ///< Its last round that it has begun,
     std::uint64_t version = 0;     ///< and that one's version.
@@ -81,6 +96,7 @@ class UcxSession final : public Session, private Receiver {
     bool left = false;
     // Outgoing
     std::uint64_t filled = 0;  ///< Slots, over all rounds.
+    SlotsUnderWay packing;
     std::size_t next_chunk = 0;
     std::size_t next_put = 0;
     Pending puts;
@@ -89,7 +105,8 @@ class UcxSession final : public Session, private Receiver {
     bool told = false;  ///< That the puts of this stage are complete.
     Moved sent;
     // Incoming
-    std::uint64_t emptied = 0;               ///< Slots, over all rounds.
+    std::uint64_t emptied = 0;  ///< Slots, over all rounds.
+    SlotsUnderWay unpacking;
     std::vector<std::uint64_t> chunks_done;  ///< [stage]
     std::vector<std::uint64_t> puts_done;  ///< [stage] the last round in which they were complete.
     Moved received;
@@ -103,6 +120,9 @@ class UcxSession final : public Session, private Receiver {
   struct StagingSlot {
     std::byte* data = nullptr;
     Pending pending;
+    const Neighbor* packed_for = nullptr;  ///< While the device packs a chunk,
+    std::size_t chunk = 0;                 ///< this one of that neighbor.
+    CopyQueue::Ticket ticket = 0;
   };
 
   void receive(const Header& header, std::span<const std::byte> payload) override;
@@ -123,6 +143,20 @@ class UcxSession final : public Session, private Receiver {
   bool send_stage(Neighbor& neighbor);
   bool fill_slot(Neighbor& neighbor);
   bool send_chunk(Neighbor& neighbor);
+  void send_slot(Neighbor& neighbor, std::size_t chunk, StagingSlot& slot);
+  // Of device.cpp, for memory on a device.
+  void open_device(const Program& program);
+  void compile_device();
+  void require_fast_lanes() const;
+  bool fill_slots_by_device(Neighbor& neighbor);
+  void empty_slots_by_device(Neighbor& neighbor, std::size_t end);
+  bool send_chunks_by_device(Neighbor& neighbor);
+  void unpack_by_device(CopyQueue::List list, std::span<const std::byte> payload);
+  void copy_stage();
+  bool copies_are_done();
+  /// Waits for what the device has under way: nothing touches this rank's memory afterwards.
+  void finish_device() noexcept;
+  CurrentDevice current_device() const;
   bool put_rows(Neighbor& neighbor);
   bool end_round();
   /// Tells the rings that this rank sleeps, or no longer.
@@ -149,6 +183,7 @@ class UcxSession final : public Session, private Receiver {
     }
   }
   void answer_routes(const Program& program);
+  void make_rings();
   Way wire_way(bool puts) const;
   void describe_paths();
 
@@ -158,17 +193,25 @@ class UcxSession final : public Session, private Receiver {
   Rank rank_;
   Rank size_;
   RankMemory memory_;
+  std::optional<int> device_;                // that this rank's memory lies on
   std::vector<std::vector<Region>> copies_;  // [stage]
   std::vector<std::string> phases_;          // [stage]
+  std::uint64_t ring_count_ = 0;
   RegisteredMemory rings_;
   std::uint64_t slot_bytes_ = 0;
   std::unique_ptr<RegisteredMemory> staging_memory_;
   std::vector<std::unique_ptr<StagingSlot>> staging_;
+  std::shared_ptr<void> rings_pin_;
+  std::shared_ptr<void> staging_pin_;
   Zones destination_zones_;
   Zones source_zones_;
   std::map<Rank, Neighbor> neighbors_;
   std::vector<Neighbor*> outs_;
   std::vector<Neighbor*> ins_;
+  std::unique_ptr<CopyQueue> packer_;        // null unless memory is a device's
+  std::unique_ptr<CopyQueue> unpacker_;      // which makes local copies, too
+  std::vector<CopyQueue::List> copy_lists_;  // [stage]
+  CopyQueue::Ticket copies_ticket_ = 0;
 
   std::uint64_t round_ = 0;
   std::uint64_t over_ = 0;  // the last round of which rank 0 has told the end

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 /// @file
-/// The transport "ucx": host memory, between processes of one machine or of many, over UCX.
+/// The transport "ucx": between processes of one machine or of many, over UCX.
 
 #include "core/api/transport.hpp"
 #include "core/api/plugins.hpp"
@@ -19,6 +19,8 @@ class UcxTransport final : public Transport {
   explicit UcxTransport(const ucx::UcxOptions& options) : options_(options) {}
 
   std::string_view name() const noexcept override { return "ucx"; }
+
+  bool moves(MemorySpace /*space*/) const noexcept override { return true; }
 
   void connect(Group& group, Deadline deadline) override {
     const auto error = error_of([&] {
@@ -53,7 +55,6 @@ class UcxTransport final : public Transport {
     std::unique_ptr<ucx::UcxSession> session;
     ++sessions_;
     const auto error = error_of([&] {
-      require_host_memory(kWho, buffers);
       session = std::make_unique<ucx::UcxSession>(worker_, sessions_, options_, program, buffers,
                                                   group_->size());
       session->open(program);
@@ -83,7 +84,7 @@ class UcxTransport final : public Transport {
 
 void add_transport_ucx(Registries& registries) {
   registries.transports.add(
-      "ucx", "processes of one machine or of many; host memory",
+      "ucx", "processes of one machine or of many; device memory through staging",
       [](const TransportContext& context) {
         return std::make_unique<UcxTransport>(ucx::UcxOptions::parse(context.options));
       });

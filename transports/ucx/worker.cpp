@@ -72,6 +72,16 @@ std::string Peer::lanes() const {
   return lanes;
 }
 
+bool Peer::has_fast_lane() const {
+  const std::string names = ", " + lanes();
+  for (const char* const fast : {", rc", ", dc", ", ud", ", srd", ", cuda_ipc"}) {
+    if (names.find(fast) != std::string::npos) {
+      return true;
+    }
+  }
+  return false;
+}
+
 std::string Contact::text() const {
   return machine + ' ' + std::to_string(process) + ' ' + std::to_string(presence) + ' ' +
          std::to_string(world) + ' ' + address;

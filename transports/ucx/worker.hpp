@@ -73,6 +73,8 @@ struct Peer {
   /// True when a lane writes remote memory by itself. Otherwise UCX emulates puts by messages; up
   /// to 1.13 at least, that ends the process when the peer is lost.
   bool has_put_lane() const { return lanes().find(" rma") != std::string::npos; }
+  /// True when a lane is as fast as what device memory is for: InfiniBand, RoCE, NVLink.
+  bool has_fast_lane() const;
 };
 
 /// How a rank is reached, for the others.
