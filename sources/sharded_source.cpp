@@ -267,11 +267,18 @@ std::vector<ParamLoan> ShardedSource::borrow(std::uint64_t version) {
                                         "; versions only grow");
   }
   if (!version_) {
+    loans_.clear();
     fill();  // once more after a failure
   }
+  if (loans_.empty()) {
+    lend();
+  }
   version_ = version;
-  std::vector<ParamLoan> loans;
-  loans.reserve(sharding_.params.size());
+  return loans_;
+}
+
+void ShardedSource::lend() {
+  loans_.reserve(sharding_.params.size());
   for (const auto& param : sharding_.params) {
     ParamLoan loan{param.name, param.dtype, param.shape, {}};
     for (const auto& name : param.side.buffers) {
@@ -282,9 +289,8 @@ std::vector<ParamLoan> ShardedSource::borrow(std::uint64_t version) {
         loan.slots.push_back(found->second.data);
       }
     }
-    loans.push_back(std::move(loan));
+    loans_.push_back(std::move(loan));
   }
-  return loans;
 }
 
 }  // namespace m2n::sources

@@ -88,6 +88,7 @@ class ShardedSource final : public WeightSource {
   void size_buffers();
   void allocate();
   void fill();
+  void lend();
   void check_shared(const ParamSpec& param, const Piece& piece) const;
 
   std::string name_;
@@ -98,6 +99,7 @@ class ShardedSource final : public WeightSource {
   std::map<std::string, Buffer, std::less<>> buffers_;
   std::unique_ptr<Arena> arena_;
   std::optional<std::uint64_t> version_;
+  std::vector<ParamLoan> loans_;  // once filled
 };
 
 }  // namespace m2n::sources

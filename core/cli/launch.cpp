@@ -169,10 +169,15 @@ class Launch {
   void print() const {
     const json::object trainer = summary(0);
     std::int64_t elements = 0;
+    double oracle = 0;  // of the slowest worker
     for (std::size_t i = trainers(); i < children_.size(); ++i) {
-      elements += summary(i).at("verified_elements").as_int64();
+      const json::object worker = summary(i);
+      elements += worker.at("verified_elements").as_int64();
+      oracle = std::max(oracle, worker.at("verify_seconds").to_number<double>());
     }
     const auto seconds = [&](const char* key) { return trainer.at(key).to_number<double>(); };
+    // Workers ask the oracle before they answer that they have finished.
+    const double control = std::max(0.0, seconds("control_seconds") - oracle);
     if (experiment_.json) {
       std::cout << json::serialize(json::object{{"ok", true},
                                                 {"trainers", sample_.trainers()},
@@ -181,10 +186,13 @@ class Launch {
                                                 {"version", trainer.at("version")},
                                                 {"digest_verified", trainer.at("digest_verified")},
                                                 {"verified_elements", elements},
+                                                {"init_seconds", seconds("init_seconds")},
                                                 {"round_seconds", seconds("seconds")},
+                                                {"borrow_seconds", seconds("borrow_seconds")},
                                                 {"move_seconds", seconds("move_seconds")},
                                                 {"integrity_seconds", seconds("integrity_seconds")},
-                                                {"control_seconds", seconds("control_seconds")},
+                                                {"oracle_seconds", oracle},
+                                                {"control_seconds", control},
                                                 {"seconds", seconds_},
                                                 {"plan_digest", trainer.at("plan_digest")}})
                 << '\n';
@@ -196,12 +204,16 @@ class Launch {
     table.add({"processes", std::to_string(sample_.trainers()) + " trainers, " +
                                 std::to_string(sample_.workers()) + " workers, for " +
                                 human_seconds(seconds_)});
+    table.add({"init", human_seconds(seconds("init_seconds"))});
     table.add({"rounds", std::to_string(trainer.at("rounds").as_int64()) +
                              (experiment_.process.change ? " of weights that change" : "")});
     table.add({"round", human_seconds(seconds("seconds")) +
                             " (median): " + human_seconds(seconds("move_seconds")) + " to move, " +
                             human_seconds(seconds("integrity_seconds")) + " for digests, " +
-                            human_seconds(seconds("control_seconds")) + " around it"});
+                            human_seconds(control) + " of control"});
+    table.add({"beside it", human_seconds(seconds("borrow_seconds")) +
+                                (experiment_.process.change ? " to change" : " to borrow") +
+                                " the weights, " + human_seconds(oracle) + " for the oracle"});
     table.add({"digests",
                trainer.at("digest_verified").as_bool() ? "equal in every round" : "not compared"});
     table.add({"verified", experiment_.verify ? std::to_string(elements) +

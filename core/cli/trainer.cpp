@@ -11,12 +11,14 @@
 #include <iostream>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/cli/commands.hpp"
 #include "core/cli/output.hpp"
 #include "core/cli/rank_job.hpp"
 #include "core/control/http_client.hpp"
+#include "core/engine/elapsed.hpp"
 #include "core/engine/trainer_engine.hpp"
 #include "core/error.hpp"
 #include "core/io/atomic_file.hpp"
@@ -114,7 +116,7 @@ TrainerInit init_of(const RankJob& rank) {
   return init;
 }
 
-void print(const RankJob& rank, const TrainerEngine& engine,
+void print(const RankJob& rank, const TrainerEngine& engine, double init_seconds,
            const std::vector<RoundSummary>& rounds) {
   const auto median_of = [&](double RoundSummary::*member) {
     std::vector<double> values;
@@ -124,8 +126,10 @@ void print(const RankJob& rank, const TrainerEngine& engine,
     return median(std::move(values));
   };
   const double seconds = median_of(&RoundSummary::seconds);
+  const double borrow = median_of(&RoundSummary::borrow_seconds);
   const double move = median_of(&RoundSummary::move_seconds);
   const double integrity = median_of(&RoundSummary::integrity_seconds);
+  const double control = std::max(0.0, seconds - borrow - move - integrity);
   const bool verified = std::all_of(rounds.begin(), rounds.end(),
                                     [](const RoundSummary& round) { return round.verified; });
   if (rank.experiment().json) {
@@ -134,19 +138,24 @@ void print(const RankJob& rank, const TrainerEngine& engine,
                                               {"rounds", rounds.size()},
                                               {"version", rounds.back().version},
                                               {"digest_verified", verified},
+                                              {"init_seconds", init_seconds},
                                               {"seconds", seconds},
+                                              {"borrow_seconds", borrow},
                                               {"move_seconds", move},
                                               {"integrity_seconds", integrity},
-                                              {"control_seconds", seconds - move - integrity},
+                                              {"control_seconds", control},
                                               {"plan_digest", engine.plan_digest()}})
               << '\n';
     return;
   }
   Table table({"m2n trainer", std::to_string(rank.number())}, true);
+  table.add({"init", human_seconds(init_seconds)});
   table.add({"rounds", std::to_string(rounds.size()) + ", the last is version " +
                            std::to_string(rounds.back().version)});
-  table.add({"round", human_seconds(seconds) + " (median): " + human_seconds(move) + " to move, " +
-                          human_seconds(integrity) + " for digests"});
+  table.add({"round", human_seconds(seconds) + " (median): " + human_seconds(borrow) +
+                          " to borrow the weights, " + human_seconds(move) + " to move, " +
+                          human_seconds(integrity) + " for digests, " + human_seconds(control) +
+                          " of control"});
   table.add({"digests", verified ? "equal in every round" : "not compared"});
   std::cout << table.text();
 }
@@ -157,12 +166,15 @@ int trainer_command(const Arguments& arguments) {
   const RankJob rank(parse_experiment(arguments), Part::trainer);
   const auto source = rank.source();
   TrainerEngine engine(rank.job().registries(), rank.engine_options());
-  engine.init(init_of(rank), *source);
+  TrainerInit init = init_of(rank);
+  const auto start = std::chrono::steady_clock::now();
+  engine.init(std::move(init), *source);
+  const double init_seconds = seconds_since(start);
   std::vector<RoundSummary> rounds;
   for (std::uint64_t round = 0; round < rank.experiment().rounds; ++round) {
     rounds.push_back(engine.send_weights());
   }
-  print(rank, engine, rounds);
+  print(rank, engine, init_seconds, rounds);
   engine.shutdown();
   return 0;
 }

@@ -8,14 +8,17 @@
 #include <signal.h>
 
 #include <boost/json.hpp>
+#include <chrono>
 #include <iostream>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include "core/cli/commands.hpp"
 #include "core/cli/output.hpp"
 #include "core/cli/rank_job.hpp"
 #include "core/control/http_server.hpp"
+#include "core/engine/elapsed.hpp"
 #include "core/engine/worker_service.hpp"
 #include "core/error.hpp"
 #include "core/rendezvous/store_server.hpp"
@@ -98,17 +101,19 @@ class SignalWatch {
 struct Verified {
   std::uint64_t rounds = 0;
   std::uint64_t elements = 0;
+  std::vector<double> seconds;  ///< [round] what the oracle took.
 };
 
 void print(const RankJob& rank, const WorkerEngine& engine, const Verified& verified) {
   const auto version = engine.version();
   if (rank.experiment().json) {
-    std::cout << json::serialize(
-                     json::object{{"part", "worker"},
-                                  {"rank", rank.number()},
-                                  {"rounds", verified.rounds},
-                                  {"version", version ? json::value(*version) : nullptr},
-                                  {"verified_elements", verified.elements}})
+    std::cout << json::serialize(json::object{
+                     {"part", "worker"},
+                     {"rank", rank.number()},
+                     {"rounds", verified.rounds},
+                     {"version", version ? json::value(*version) : nullptr},
+                     {"verified_elements", verified.elements},
+                     {"verify_seconds", verified.seconds.empty() ? 0.0 : median(verified.seconds)}})
               << '\n';
     return;
   }
@@ -141,7 +146,9 @@ int worker_command(const Arguments& arguments) {
                                             json::serialize(json::array(mesh.begin(), mesh.end())));
       }
     } else if (call == ControlCall::finish && rank.experiment().verify) {
+      const auto start = std::chrono::steady_clock::now();
       const Comparison found = rank.verify(*sink, *engine.version(), engine.link().buffers());
+      verified.seconds.push_back(seconds_since(start));
       if (!found.ok()) {
         throw Error(Errc::bad_plan, "the weights that arrived are wrong: " + found.first);
       }

@@ -15,6 +15,9 @@ namespace {
 
 namespace json = boost::json;
 
+constexpr std::string_view kUpdateBy = "update_by";
+constexpr std::string_view kRange = "range";
+
 class LocalDeployment final : public ControlHandler {
  public:
   explicit LocalDeployment(std::vector<WorkerEngine*> workers) : workers_(std::move(workers)) {}
@@ -129,10 +132,22 @@ bool run_call(WorkerEngine& worker, const CallRequest& request) {
 }
 
 json::object call_answer(ControlCall call, bool invalidated) {
-  if (call != ControlCall::finish) {
-    return {};
+  switch (call) {
+    case ControlCall::init:
+      return {{kUpdateBy, json::array{"names", kRange}}};
+    case ControlCall::finish:
+      return {{"caches", invalidated ? "invalidated" : "unsupported"}};
+    default:
+      return {};
   }
-  return {{"caches", invalidated ? "invalidated" : "unsupported"}};
+}
+
+bool takes_ranges(const json::object& init_answer) {
+  const json::value* const ways = init_answer.if_contains(kUpdateBy);
+  const json::array* const list = ways == nullptr ? nullptr : ways->if_array();
+  return list != nullptr && std::any_of(list->begin(), list->end(), [](const json::value& way) {
+           return way.is_string() && way.get_string() == kRange;
+         });
 }
 
 std::string join_errors(const std::vector<std::string>& errors) {

@@ -32,9 +32,12 @@ CallRequest read_call(ControlCall call, const boost::json::object& body);
 /// Runs a call on one worker. @return Whether that was a finish that had its caches invalidated.
 bool run_call(WorkerEngine& worker, const CallRequest& request);
 
-/// The answer to a @p call that went well everywhere. A finish says "caches": "invalidated", or
-/// "unsupported" when @p invalidated is not so of all workers.
+/// The answer to a @p call that went well everywhere. An init says how updates may tell what they
+/// bring: "update_by": ["names", "range"]. A finish says "caches": "invalidated", or "unsupported"
+/// when @p invalidated is not so of all workers.
 boost::json::object call_answer(ControlCall call, bool invalidated);
+/// Whether who answered an init so takes ranges in updates; otherwise it takes names.
+bool takes_ranges(const boost::json::object& init_answer);
 
 /// What the workers' errors are together: each distinct text once.
 std::string join_errors(const std::vector<std::string>& errors);

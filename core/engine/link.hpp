@@ -42,6 +42,7 @@ struct LinkParts {
 /// What one rank measured in one round.
 struct LinkRound {
   RoundReport report;
+  double borrow_seconds = 0;     ///< Until the source had lent its weights; 0 for workers.
   double start_seconds = 0;      ///< Until all ranks had agreed to begin.
   double integrity_seconds = 0;  ///< Digests and their comparison; 0 without them.
 };
@@ -82,6 +83,8 @@ class Link final {
   Rank rank() const noexcept { return rank_; }
   const WorldSpec& world() const noexcept { return world_; }
   const std::vector<ParamSpec>& params() const noexcept { return declared_->params; }
+  /// Of params(); see InitRequest::source_digest.
+  const std::string& source_digest() const noexcept { return declared_->digest; }
   const std::string& plan_digest() const noexcept { return plan_digest_; }
   const Problem& problem() const noexcept { return agreed_->problem; }
   const Buffers& buffers() const { return round_->buffers(); }

@@ -27,8 +27,9 @@ LinkRound Link::round(std::uint64_t version, const std::function<void()>& before
         options().on_phase(phases::kRound);
       }
       if (parts_.source != nullptr) {
-        const std::vector<LocalBuffer> bound =
-            bind_source(problem(), rank_, parts_.source->borrow(version));
+        const std::vector<ParamLoan> loans = parts_.source->borrow(version);
+        round.borrow_seconds = seconds_since(start);
+        const std::vector<LocalBuffer> bound = bind_source(problem(), rank_, loans);
         for (std::size_t i = 0; i < bound.size(); ++i) {
           if (bound[i].data != buffers().source[i].data) {
             throw Error(Errc::bad_argument,

@@ -180,6 +180,39 @@ std::optional<std::uint64_t> optional_number(const JsonReader& root, std::string
   return value ? std::optional(value->integer_in<std::uint64_t>()) : std::nullopt;
 }
 
+/// The parameters that an update brings.
+void read_slice(const json::object& body, const JsonReader& root, RoundRequest& request) {
+  const json::value* const names = body.if_contains("names");
+  const auto range = root.find("range");
+  if (names != nullptr && range) {
+    root.fail("has 'names' and 'range'; give one of them");
+  }
+  if (range) {
+    const std::vector<JsonReader> ends = range->items();
+    if (ends.size() != 2) {
+      range->fail("must be [begin, end]");
+    }
+    request.range = {ends[0].integer_in<std::uint64_t>(), ends[1].integer_in<std::uint64_t>()};
+    if (request.range->begin > request.range->end) {
+      range->fail("begins after its end");
+    }
+    request.source_digest = root.at("source_digest").string();
+    return;
+  }
+  if (names == nullptr || !names->is_array()) {
+    root.at("names").items();  // says what is wrong
+  }
+  const json::array& list = names->get_array();
+  request.names.reserve(list.size());
+  for (const json::value& name : list) {
+    if (const json::string* const text = name.if_string()) {
+      request.names.emplace_back(text->data(), text->size());
+    } else {
+      root.fail("has a name that is no text, at place " + std::to_string(request.names.size()));
+    }
+  }
+}
+
 }  // namespace
 
 std::string decode_unique_id(std::string_view text) {
@@ -311,6 +344,12 @@ json::object to_json(const RoundRequest& request) {
   if (!request.names.empty()) {
     out["names"] = json::array(request.names.begin(), request.names.end());
   }
+  if (request.range) {
+    out["range"] = json::array{number(request.range->begin), number(request.range->end)};
+  }
+  if (request.source_digest) {
+    out["source_digest"] = *request.source_digest;
+  }
   return out;
 }
 
@@ -367,17 +406,21 @@ RoundRequest round_request_from_json(const json::object& body, std::string_view 
                                      bool is_update) {
   const std::string where(call);
   RoundRequest request;
-  const json::value document = body;
+  json::object few;  // what is read with its place; a list of names is long
+  for (const auto& entry : body) {
+    if (!is_update || entry.key() != "names" || !entry.value().is_array()) {
+      few.insert(entry);
+    }
+  }
+  const json::value document = std::move(few);
   const JsonReader root(document, where);
   if (const auto draft = root.find("draft_model")) {
     root.fail("asks for the draft model '" + std::string(draft->string()) +
               "', which cannot be updated: destinations are those of the served model");
   }
   if (is_update) {
-    root.allow_keys({"names", "version", "epoch", "plan_digest"});
-    for (const JsonReader& name : root.at("names").items()) {
-      request.names.emplace_back(name.string());
-    }
+    root.allow_keys({"names", "range", "source_digest", "version", "epoch", "plan_digest"});
+    read_slice(body, root, request);
   } else {
     root.allow_keys({"version", "epoch", "plan_digest"});
   }

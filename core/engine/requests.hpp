@@ -38,13 +38,23 @@ struct InitRequest : WorldSpec {
   std::vector<ParamSpec> params;  ///< In the order in which they are sent.
 };
 
+/// Parameters by their numbers in the declared order.
+struct ParamRange {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;  ///< One past the last.
+};
+
 /// What start, update and finish share. A client that does not know a field leaves it out; one that
 /// states it must state the right one.
 struct RoundRequest {
   std::optional<std::uint64_t> version;
   std::optional<std::uint64_t> epoch;
   std::optional<std::string> plan_digest;
-  std::vector<std::string> names;  ///< Of update_weights: a slice of the declared order.
+  /// Of update_weights: a slice of the declared order, as names or as a range, which names the list
+  /// that it counts in: InitRequest::source_digest.
+  std::vector<std::string> names;
+  std::optional<ParamRange> range;
+  std::optional<std::string> source_digest;
 };
 
 /// @throws Error{bad_argument} naming the field that cannot form a world: the address, the port,
@@ -62,7 +72,7 @@ boost::json::object to_json(const RoundRequest& request);
 /// @throws Error{bad_argument} for anything else, a key that is not known included.
 InitRequest init_request_from_json(const boost::json::object& body);
 /// @param call      Named in errors.
-/// @param is_update  Names are required; otherwise they are refused.
+/// @param is_update  Names or a range are required; otherwise they are refused.
 /// @throws Error{bad_argument} also for a draft model, which is named.
 RoundRequest round_request_from_json(const boost::json::object& body, std::string_view call,
                                      bool is_update);

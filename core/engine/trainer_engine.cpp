@@ -12,6 +12,7 @@
 #include <numeric>
 #include <utility>
 
+#include "core/engine/deployment.hpp"
 #include "core/error.hpp"
 #include "core/rendezvous/rank_list.hpp"
 
@@ -43,6 +44,7 @@ TrainerEngine::~TrainerEngine() { drop(); }
 
 void TrainerEngine::drop() noexcept {
   links_.clear();
+  takes_ranges_.clear();
   store_.reset();
 }
 
@@ -198,8 +200,12 @@ void TrainerEngine::init_link(std::size_t deployment) {
   }
   ControlClient& control = *init_.deployments[deployment].control;
   const json::object body = to_json(request);
+  bool ranges = false;
   Beside beside(
-      control, link, [&] { control.init_weight_transfer_engine(body, options_.init_deadline()); },
+      control, link,
+      [&] {
+        ranges = takes_ranges(control.init_weight_transfer_engine(body, options_.init_deadline()));
+      },
       [&](const std::string& why) {
         store_->abort(deployment_text(deployment, links_[deployment]->world()) + ": " + why);
       });
@@ -211,6 +217,7 @@ void TrainerEngine::init_link(std::size_t deployment) {
       throw Error(error.code(),
                   deployment_text(deployment, links_[deployment]->world()) + ": " + error.what());
     }
+    takes_ranges_.push_back(ranges ? 1 : 0);
     publish_outcome(kInitOutcome, 0);
   });
 }
@@ -236,7 +243,13 @@ void TrainerEngine::update(std::size_t deployment, std::uint64_t version) {
   std::size_t at = 0;
   do {
     RoundRequest request = request_of(*links_[deployment], version);
-    for (std::size_t end = std::min(at + slice, params.size()); at < end; ++at) {
+    const std::size_t end = at + std::min(slice, params.size() - at);
+    if (takes_ranges_[deployment] != 0) {
+      request.range = {at, end};
+      request.source_digest = links_[deployment]->source_digest();
+      at = end;
+    }
+    for (; at < end; ++at) {
       request.names.push_back(params[at].name);
     }
     init_.deployments[deployment].control->update_weights(
@@ -301,6 +314,7 @@ void TrainerEngine::drive(std::uint64_t version, RoundSummary& summary) {
 }
 
 void TrainerEngine::take(const LinkRound& round, RoundSummary& summary) {
+  summary.borrow_seconds = std::max(summary.borrow_seconds, round.borrow_seconds);
   summary.move_seconds = std::max(summary.move_seconds, round.report.seconds);
   summary.integrity_seconds = std::max(summary.integrity_seconds, round.integrity_seconds);
   summary.reports.push_back(round.report);

@@ -55,6 +55,7 @@ struct TrainerInit {
 struct RoundSummary {
   std::uint64_t version = 0;
   double seconds = 0;                ///< The whole call.
+  double borrow_seconds = 0;         ///< The source's part: until it had lent its weights.
   double move_seconds = 0;           ///< The transport's part.
   double integrity_seconds = 0;      ///< Digests and their comparison.
   bool verified = false;             ///< By digests, in every deployment.
@@ -119,6 +120,7 @@ class TrainerEngine final {
   WeightSource* source_ = nullptr;
   std::unique_ptr<StoreServer> store_;  // of rank 0
   std::vector<std::unique_ptr<Link>> links_;
+  std::vector<char> takes_ranges_;  // [deployment] of rank 0: what its init answered
   std::uint64_t next_version_ = 1;
 };
 

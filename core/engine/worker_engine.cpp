@@ -124,7 +124,7 @@ void WorkerEngine::start(const RoundRequest& request) {
     check(request, kStart);  // which now refuses
   }
   version_ = version;
-  received_names_ = 0;
+  announced_ = 0;
   state_ = State::started;
 }
 
@@ -139,25 +139,56 @@ void WorkerEngine::update(const RoundRequest& request) {
     refuse(kUpdate, "it belongs to version " + std::to_string(*request.version) +
                         ", and this round is version " + std::to_string(version_));
   }
-  const std::vector<ParamSpec>& params = link_->params();
-  for (std::size_t i = 0; i < request.names.size(); ++i) {
-    const std::size_t at = received_names_ + i;
-    if (at >= params.size()) {
-      refuse(kUpdate, "'" + request.names[i] + "' comes after the last of " +
-                          std::to_string(params.size()) + " declared parameters");
-    }
-    if (request.names[i] != params[at].name) {
-      refuse(kUpdate, "parameter '" + request.names[i] + "' stands where '" + params[at].name +
-                          "' was declared; names come in the declared order");
-    }
+  if (request.range) {
+    check_range(request);
+    announced_ = request.range->end;
+  } else {
+    check_names(request.names);
+    announced_ += request.names.size();
   }
-  received_names_ += request.names.size();
-  if (received_names_ < params.size()) {
+  if (announced_ < link_->params().size()) {
     return;
   }
   receiving_ = true;
   lock.unlock();
   receive(version_);
+}
+
+/// Refuses names that are not the next ones of the declared order.
+void WorkerEngine::check_names(const std::vector<std::string>& names) const {
+  const std::vector<ParamSpec>& params = link_->params();
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const std::size_t at = announced_ + i;
+    if (at >= params.size()) {
+      refuse(kUpdate, "'" + names[i] + "' comes after the last of " +
+                          std::to_string(params.size()) + " declared parameters");
+    }
+    if (names[i] != params[at].name) {
+      refuse(kUpdate, "parameter '" + names[i] + "' stands where '" + params[at].name +
+                          "' was declared; names come in the declared order");
+    }
+  }
+}
+
+/// Refuses a range that counts in another list, or is not the next one of the declared order.
+void WorkerEngine::check_range(const RoundRequest& request) const {
+  if (request.source_digest != link_->source_digest()) {
+    refuse(kUpdate, "its range counts in the parameters of source_digest " +
+                        request.source_digest.value_or("none") + ", and this world declared " +
+                        link_->source_digest());
+  }
+  const std::vector<ParamSpec>& params = link_->params();
+  const auto [begin, end] = *request.range;
+  const std::string text = "range " + std::to_string(begin) + " to " + std::to_string(end);
+  if (end > params.size()) {
+    refuse(kUpdate, text + " goes past the last of " + std::to_string(params.size()) +
+                        " declared parameters");
+  }
+  if (begin != announced_) {
+    refuse(kUpdate, text + " stands where parameter " + std::to_string(announced_) +
+                        (announced_ < params.size() ? ", '" + params[announced_].name + "'," : "") +
+                        " is next; ranges come in the declared order");
+  }
 }
 
 void WorkerEngine::receive(std::uint64_t version) {

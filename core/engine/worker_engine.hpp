@@ -74,6 +74,8 @@ class WorkerEngine final {
 
   void refuse_late(const InitRequest& request) const;
   void check(const RoundRequest& request, std::string_view call) const;
+  void check_names(const std::vector<std::string>& names) const;
+  void check_range(const RoundRequest& request) const;
   void receive(std::uint64_t version);
   void invalidate_caches() const;
   void watch(Deadline deadline);
@@ -96,7 +98,7 @@ class WorkerEngine final {
   std::string failure_;
   std::uint64_t version_ = 0;  // of the last start()
   std::uint64_t next_version_ = 1;
-  std::size_t received_names_ = 0;
+  std::uint64_t announced_ = 0;  // parameters of the updates of this round
   LinkRound last_round_;
   std::shared_ptr<const AgreedParams> resolved_for_;
   std::vector<Resolution> resolutions_;

@@ -214,9 +214,10 @@ void WorkerService::run() {
 void WorkerService::lead() {
   const EngineOptions& options = engine_.options();
   const auto say = [&](std::string_view call, const json::object& body) {
-    group_->broadcast(kDeploymentCommand, 0,
-                      json::serialize(json::object{{"call", call}, {"body", body}}),
-                      options.deadline_of(kDeploymentCommand));
+    group_->broadcast(
+        kDeploymentCommand, 0,
+        R"({"call":")" + std::string(call) + R"(","body":)" + json::serialize(body) + '}',
+        options.deadline_of(kDeploymentCommand));
   };
   for (;;) {
     const std::shared_ptr<Desk::Job> job =

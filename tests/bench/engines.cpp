@@ -2,9 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
 /// @file
-/// Two figures of the engines: joining a world of a thousand ranks (threads, over the TCP store)
-/// with a thousand parameters, and what a round of 4 + 2 processes costs apart from moving bytes
-/// and taking digests.
+/// Figures of the engines: joining a world of a thousand ranks (threads, over the TCP store) with a
+/// thousand parameters; what a round of 4 + 2 processes costs apart from moving bytes and taking
+/// digests; and the same of 1 + 1 and 2 + 2 processes with the names of a model of experts, whose
+/// tensors are made small.
 
 #include <sys/resource.h>
 
@@ -163,16 +164,65 @@ void bench_round() {
       ms("round_seconds"), ms("move_seconds"), ms("integrity_seconds"), ms("control_seconds"));
 }
 
+/// Qwen3-30B-A3B has 18,867 parameters.
+void bench_parameters(int ranks) {
+  const testing::TemporaryFolder folder;
+  const std::string count = std::to_string(ranks);
+  const testing::Outcome outcome = testing::run_program({M2N_PROGRAM,
+                                                         "launch",
+                                                         "--model",
+                                                         M2N_MODELS "/qwen3-30b-a3b.json",
+                                                         "--model.hidden_size",
+                                                         "16",
+                                                         "--model.moe_intermediate_size",
+                                                         "8",
+                                                         "--model.head_dim",
+                                                         "8",
+                                                         "--model.vocab_size",
+                                                         "64",
+                                                         "--source.ranks",
+                                                         count,
+                                                         "--sink.workers",
+                                                         count,
+                                                         "--rounds",
+                                                         "20",
+                                                         "--json",
+                                                         "--log",
+                                                         "off",
+                                                         "--job.change",
+                                                         "0",
+                                                         "--run.verify",
+                                                         "0"},
+                                                        folder.path());
+  if (outcome.status != 0) {
+    std::fputs(outcome.err.c_str(), stderr);
+    std::exit(1);
+  }
+  const boost::json::object found = boost::json::parse(outcome.out).as_object();
+  const auto ms = [&](const char* key) { return found.at(key).to_number<double>() * 1e3; };
+  std::printf(
+      "{\"bench\":\"engine parameters\",\"trainers\":%d,\"workers\":%d,\"parameters\":18867,"
+      "\"rounds\":20,\"init_ms\":%.1f,\"round_ms_p50\":%.3f,\"borrow_ms_p50\":%.3f,"
+      "\"move_ms_p50\":%.3f,\"integrity_ms_p50\":%.3f,\"control_ms_p50\":%.3f,"
+      "\"limit_ms\":100}\n",
+      ranks, ranks, ms("init_seconds"), ms("round_seconds"), ms("borrow_seconds"),
+      ms("move_seconds"), ms("integrity_seconds"), ms("control_seconds"));
+}
+
 }  // namespace
 }  // namespace m2n
 
-/// @param argv  "init" or "round" runs that one alone.
+/// @param argv  "init", "round" or "parameters" runs that one alone.
 int main(int argc, char** argv) try {
   const std::string_view only = argc > 1 ? argv[1] : "";
-  if (only != "init") {
+  if (only.empty() || only == "round") {
     m2n::bench_round();
   }
-  if (only != "round") {
+  if (only.empty() || only == "parameters") {
+    m2n::bench_parameters(1);
+    m2n::bench_parameters(2);
+  }
+  if (only.empty() || only == "init") {
     m2n::bench_init();
   }
 } catch (const std::exception& error) {

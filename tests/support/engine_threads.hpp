@@ -27,16 +27,24 @@ namespace m2n::testing {
 
 inline constexpr std::chrono::seconds kLong{120};
 
-/// A client that looks at every call before it passes it on.
+/// A client that looks at every call before it passes it on. With @p names_only it stands for a
+/// deployment that takes no ranges in updates.
 class Watched final : public ControlClient {
  public:
   using Look = std::function<void(ControlCall, boost::json::object&)>;
-  Watched(std::shared_ptr<ControlHandler> handler, Look look)
-      : client_(make_local_client(std::move(handler))), look_(std::move(look)) {}
+  Watched(std::shared_ptr<ControlHandler> handler, Look look, bool names_only = false)
+      : client_(make_local_client(std::move(handler))),
+        look_(std::move(look)),
+        names_only_(names_only) {}
 
   boost::json::object init_weight_transfer_engine(const boost::json::object& body,
                                                   Deadline deadline) override {
-    return client_->init_weight_transfer_engine(looked(ControlCall::init, body), deadline);
+    boost::json::object answer =
+        client_->init_weight_transfer_engine(looked(ControlCall::init, body), deadline);
+    if (names_only_) {
+      answer.clear();
+    }
+    return answer;
   }
   boost::json::object start_weight_update(const boost::json::object& body,
                                           Deadline deadline) override {
@@ -62,6 +70,7 @@ class Watched final : public ControlClient {
 
   std::unique_ptr<ControlClient> client_;
   Look look_;
+  bool names_only_;
 };
 
 /// All ranks of a job in this process. Deployments are alike.
@@ -144,7 +153,9 @@ class Threads {
       init.deployments.clear();
       for (const auto& handler : handlers) {
         init.deployments.push_back(
-            {job.workers(), {}, trainer == 0 ? std::make_shared<Watched>(handler, look) : nullptr});
+            {job.workers(),
+             {},
+             trainer == 0 ? std::make_shared<Watched>(handler, look, names_only) : nullptr});
       }
       if (trainer == 0) {
         init.listen_socket = socket_.share();
@@ -178,6 +189,7 @@ class Threads {
 
   EngineJob job;
   std::vector<std::string> sink_kinds;
+  bool names_only = false;                  ///< Updates bring names, and not ranges.
   std::map<Rank, std::string_view> faults;  ///< Ranks that throw, and in which phase.
   std::vector<EngineOptions> trainer_options;
   std::vector<EngineOptions> worker_options;

@@ -111,15 +111,21 @@ BOOST_AUTO_TEST_CASE(one_job_feeds_several_deployments) {
   BOOST_TEST(threads.check(2) == "");
 }
 
-BOOST_AUTO_TEST_CASE(a_round_may_come_in_slices_of_the_declared_order) {
+BOOST_DATA_TEST_CASE(a_round_may_come_in_slices_of_the_declared_order, bdata::make({false, true}),
+                     names_only) {
   Threads threads;
+  threads.names_only = names_only;
   threads.make();
   std::vector<std::size_t> slices;
   check_no_error(threads.init(
       1,
       [&](ControlCall call, json::object& body) {
         if (call == ControlCall::update) {
-          slices.push_back(body.at("names").as_array().size());
+          slices.push_back(body.contains("names")
+                               ? body.at("names").as_array().size()
+                               : body.at("range").at(1).to_number<std::size_t>() -
+                                     body.at("range").at(0).to_number<std::size_t>());
+          BOOST_TEST(body.contains("names") == names_only);
         }
       },
       [](TrainerInit& init) { init.slice = 2; }));
@@ -132,6 +138,7 @@ BOOST_AUTO_TEST_CASE(a_round_may_come_in_slices_of_the_declared_order) {
 /// old ones, and a wrong name in the last slice changes nothing.
 BOOST_AUTO_TEST_CASE(slices_move_together_once_every_name_is_right) {
   Threads threads;
+  threads.names_only = true;
   threads.make();
   int calls = 0;
   std::string refusal;
@@ -310,6 +317,7 @@ struct Refusal {
   ControlCall call;
   std::function<json::object(const json::object& update)> make;  ///< From the right update.
   std::string part;
+  bool ranges = false;  ///< The right update has a range rather than names.
 };
 std::ostream& operator<<(std::ostream& os, const Refusal& c) { return os << c.why; }
 
@@ -349,6 +357,46 @@ const std::vector<Refusal> kRefusals = {
        return json::object{{"version", 2}};
      },
      "names"},
+    {"a range of another list", ControlCall::update,
+     [](const json::object& o) { return with(o, "source_digest", "beef"); },
+     "its range counts in the parameters of source_digest beef", true},
+    {"a range that leaves the first out", ControlCall::update,
+     [](const json::object& o) {
+       return with(o, "range", {1, 5});
+     },
+     "range 1 to 5 stands where parameter 0, 'rows to columns', is next", true},
+    {"a range that is too long", ControlCall::update,
+     [](const json::object& o) {
+       return with(o, "range", {0, 6});
+     },
+     "range 0 to 6 goes past the last of 5 declared parameters", true},
+    {"a range that runs back", ControlCall::update,
+     [](const json::object& o) {
+       return with(o, "range", {3, 0});
+     },
+     "range begins after its end", true},
+    {"a range of three numbers", ControlCall::update,
+     [](const json::object& o) {
+       return with(o, "range", {0, 3, 5});
+     },
+     "range must be [begin, end]", true},
+    {"a range that does not say of which list", ControlCall::update,
+     [](json::object o) {
+       o.erase("source_digest");
+       return o;
+     },
+     "lacks 'source_digest'", true},
+    {"names and a range", ControlCall::update,
+     [](const json::object& o) { return with(o, "names", json::array{"rows to columns"}); },
+     "has 'names' and 'range'; give one of them", true},
+    {"a name that is a number", ControlCall::update,
+     [](const json::object& o) {
+       return with(o, "names", {"rows to columns", 7});
+     },
+     "has a name that is no text, at place 1"},
+    {"names that are no list", ControlCall::update,
+     [](const json::object& o) { return with(o, "names", "rows to columns"); },
+     "names must be a list"},
     {"a draft model", ControlCall::update,
      [](const json::object& o) { return with(o, "draft_model", "small-eagle"); },
      "the draft model 'small-eagle', which cannot be updated"},
@@ -368,6 +416,7 @@ const std::vector<Refusal> kRefusals = {
 /// In the middle of a round, from somebody else: the round goes on as if nothing had come.
 BOOST_DATA_TEST_CASE(a_request_that_is_refused_changes_nothing, bdata::make(kRefusals), c) {
   Threads threads;
+  threads.names_only = !c.ranges;
   threads.make();
   json::object first_init;
   std::string refusal = "nothing was refused";

@@ -176,6 +176,22 @@ BOOST_AUTO_TEST_CASE(a_line_is_what_the_body_holds_whatever_the_name) {
   BOOST_TEST(params_to_text(params_from_text(text)) == text);
 }
 
+BOOST_AUTO_TEST_CASE(a_slice_survives_the_wire_as_names_and_as_a_range) {
+  RoundRequest names;
+  names.names = {"a", "größe", "with \"quotes\""};
+  const RoundRequest by_name = round_request_from_json(to_json(names), "update_weights", true);
+  BOOST_TEST(by_name.names == names.names, boost::test_tools::per_element());
+  BOOST_TEST(!by_name.range.has_value());
+  RoundRequest range;
+  range.range = {3, 18867};
+  range.source_digest = "beef";
+  const RoundRequest by_number = round_request_from_json(to_json(range), "update_weights", true);
+  BOOST_TEST(by_number.names.empty());
+  BOOST_TEST(by_number.range.value().begin == 3U);
+  BOOST_TEST(by_number.range.value().end == 18867U);
+  BOOST_TEST(by_number.source_digest.value() == "beef");
+}
+
 BOOST_AUTO_TEST_CASE(a_version_may_be_an_unsigned_number) {
   const json::object body{{"version", std::uint64_t{7}}, {"epoch", std::uint64_t{2}}};
   const RoundRequest read = round_request_from_json(body, "start_weight_update", false);
