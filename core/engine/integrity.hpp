@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "core/api/buffers.hpp"
+#include "core/api/memory.hpp"
 #include "core/plan/problem.hpp"
 
 namespace m2n {
@@ -23,14 +25,20 @@ namespace m2n {
 /// the box must have the digest that the trainers' parts of it add up to, after the cast. Of an
 /// element that several trainers hold, the lowest rank's copy counts.
 ///
+/// Checks that the same ranks hold form a class. Of each class a rank states one number: the sum of
+/// its digests, each times an odd number of its own. What the trainers state must add up to what
+/// every holder states. One wrong digest always shows; several hide each other about once in 2^63.
+/// Only when numbers differ does a rank state every digest, so that what is wrong can be named.
+///
 /// - Threads: const members from any thread.
 /// - Memory: reads buffers during the calls, each in the memory that it lies in.
 class Integrity final {
  public:
-  /// What one rank measured in one round.
+  /// What one rank measured in one round. Keeps its memory from round to round.
   class Measurement {
    public:
-    std::string text() const;  ///< For compare().
+    void clear();
+    std::string text() const;  ///< For compare(): 16 bytes a digest.
 
    private:
     friend class Integrity;
@@ -40,6 +48,7 @@ class Integrity final {
     };
     std::vector<Entry> sent_;
     std::vector<Entry> held_;
+    std::vector<DigestOf> boxes_;  // that are digested next
   };
 
   /// What @p rank has to measure. Cost: the pieces of every distinct pair of layouts, once.
@@ -51,6 +60,12 @@ class Integrity final {
                     Measurement& out) const;
   void measure_held(std::span<const std::size_t> parameters,
                     const std::vector<LocalBuffer>& destination, Measurement& out) const;
+
+  /// What @p measurement comes to, for totals_agree(): at most 16 bytes a class.
+  std::string totals(const Measurement& measurement) const;
+  /// @param by_rank  One text of totals() a rank of the world.
+  /// @throws Error{bad_argument} for a text that is none.
+  bool totals_agree(const std::vector<std::string>& by_rank) const;
 
   /// Compares what all ranks measured. @param by_rank  One text a rank of the world.
   /// @return One sentence naming the first wrong parameters, boxes and ranks; empty when all agree.
@@ -68,20 +83,24 @@ class Integrity final {
   };
   struct Geometry {
     std::vector<Box> checks;
+    std::vector<std::uint32_t> classes;  ///< [check]
     std::vector<Part> sent;
     std::vector<Part> held;
   };
 
   const Geometry& geometry_of(const Parameter& parameter);
+  void classify(const Layout& destination, Geometry& geometry);
+  std::vector<std::uint64_t> totals_of(const std::vector<Measurement::Entry>& entries) const;
   void measure(std::span<const std::size_t> parameters, Role role,
-               const std::vector<LocalBuffer>& bound, std::vector<Measurement::Entry>& out) const;
+               const std::vector<LocalBuffer>& bound, Measurement& out) const;
   static Measurement parse(std::string_view text, std::uint64_t checks);
 
   const Problem& problem_;
   Rank rank_;
   std::unordered_map<std::string, Geometry> geometries_;
   std::vector<const Geometry*> of_parameter_;
-  std::vector<std::uint64_t> first_check_;  ///< [parameter], then the count.
+  std::map<std::vector<Rank>, std::uint32_t> class_of_;  ///< By holders, once a piece; ascending.
+  std::vector<std::uint64_t> first_check_;               ///< [parameter], then the count.
   std::uint64_t check_count_ = 0;
 };
 

@@ -122,6 +122,8 @@ class Link final {
   AgreedPlan make_plan() const;
   void move(std::uint64_t version, const std::function<void()>& before_writing, LinkRound& round);
   void check_integrity(std::uint64_t version, LinkRound& round);
+  std::string judge_totals(const Statement& mine, Deadline deadline);
+  std::string judge_digests(Deadline deadline);
   void measure_direct();
 
   LinkParts parts_;

@@ -16,6 +16,10 @@ namespace {
 
 /// How much longer than its deadline a transport may take before it is ended.
 constexpr std::chrono::milliseconds kGrace{250};
+
+/// The verdict on totals that differ: every rank tells its digests.
+constexpr std::string_view kTellAll = "?";
+
 }  // namespace
 
 LinkRound Link::round(std::uint64_t version, const std::function<void()>& before_writing) {
@@ -66,7 +70,7 @@ void Link::move(std::uint64_t version, const std::function<void()>& before_writi
   // failures that only the group knows of.
   watchdog_.guard(deadline_in(move_span_ + kGrace),
                   [this](const std::string&) { round_->abort(); });
-  measurement_ = {};
+  measurement_.clear();
   try {
     round.report =
         round_->run(version, options().deadline_span(phases::kMove),
@@ -96,20 +100,12 @@ void Link::measure_direct() {
   }
 }
 
-void Link::check_integrity(std::uint64_t version, LinkRound& round) {
-  const auto start = std::chrono::steady_clock::now();
-  const Deadline deadline = options().deadline_of(phases::kIntegrity);
-  const Statement mine = attempt([&]() -> std::string {
-    if (options().on_phase) {
-      options().on_phase(phases::kIntegrity);
-    }
-    measure_direct();
-    return measurement_.text();
-  });
-  const std::string said = (mine.failed ? "-" : "+") + mine.text;
+/// @return What is wrong with the totals of all ranks, the same on each: nothing, kTellAll, or what
+///         kept a rank from measuring.
+std::string Link::judge_totals(const Statement& mine, Deadline deadline) {
   std::string verdict;
   if (rank_ != 0) {
-    group_->send(phases::kIntegrity, 0, said, deadline);
+    group_->send(phases::kIntegrity, 0, (mine.failed ? "-" : "+") + mine.text, deadline);
   } else {
     std::vector<std::string> by_rank{mine.text};
     verdict = mine.failed ? "rank 0: " + mine.text : "";
@@ -121,11 +117,43 @@ void Link::check_integrity(std::uint64_t version, LinkRound& round) {
       }
       by_rank.push_back(other.empty() ? "" : other.substr(1));
     }
-    if (verdict.empty()) {
-      verdict = integrity_->compare(by_rank);
+    if (verdict.empty() && !integrity_->totals_agree(by_rank)) {
+      verdict = kTellAll;
     }
   }
-  verdict = group_->broadcast("integrity verdict", 0, verdict, deadline);
+  return group_->broadcast("integrity verdict", 0, verdict, deadline);
+}
+
+/// @return Which digests differ, the same on every rank.
+std::string Link::judge_digests(Deadline deadline) {
+  constexpr std::string_view kDigests = "integrity digests";
+  std::string verdict;
+  if (rank_ != 0) {
+    group_->send(kDigests, 0, measurement_.text(), deadline);
+  } else {
+    std::vector<std::string> by_rank{measurement_.text()};
+    for (Rank rank = 1; rank < group_->size(); ++rank) {
+      by_rank.push_back(group_->receive(kDigests, rank, deadline));
+    }
+    verdict = integrity_->compare(by_rank);
+  }
+  return group_->broadcast("integrity digests verdict", 0, verdict, deadline);
+}
+
+void Link::check_integrity(std::uint64_t version, LinkRound& round) {
+  const auto start = std::chrono::steady_clock::now();
+  const Deadline deadline = options().deadline_of(phases::kIntegrity);
+  const Statement mine = attempt([&]() -> std::string {
+    if (options().on_phase) {
+      options().on_phase(phases::kIntegrity);
+    }
+    measure_direct();
+    return integrity_->totals(measurement_);
+  });
+  std::string verdict = judge_totals(mine, deadline);
+  if (verdict == kTellAll) {
+    verdict = judge_digests(deadline);
+  }
   if (!verdict.empty()) {
     throw AgreedError(Errc::bad_plan, "phase '" + std::string(phases::kIntegrity) +
                                           "' of version " + std::to_string(version) + ": " +
