@@ -152,31 +152,20 @@ class HostMemory final : public Memory {
                       const LocalBuffer& to, const Strides& strides) const override {
     m2n::fill_synthetic(shape, box, dtype, seed, to.data, strides);
   }
-  void change(const PlacedBox& placed, std::uint64_t from, std::uint64_t to) const override {
-    change_values(placed.shape, placed.box, placed.dtype, from, to, placed.at.data, placed.strides);
+  void change(std::span<const PlacedBox> boxes, std::uint64_t from,
+              std::uint64_t to) const override {
+    for (const PlacedBox& placed : boxes) {
+      change_values(placed.shape, placed.box, placed.dtype, from, to, placed.at.data,
+                    placed.strides);
+    }
   }
-  Wrong compare(const PlacedBox& placed, const Formula& formula) const override {
-    Wrong wrong;
-    std::uint64_t number = 0;
-    for_each_block(placed.box, kBlockElements, [&](const Box& block) {
-      const auto count = static_cast<std::uint64_t>(block.volume());
-      const std::uint64_t item = bytes_of(placed.dtype);
-      const Strides compact = row_major(block.extents());
-      std::vector<std::byte> expected(count * bytes_of(formula.dtype));
-      m2n::fill_synthetic(placed.shape, block, formula.dtype, formula.seed, expected.data(),
-                          compact);
-      change_values(placed.shape, block, formula.dtype, 0, formula.version, expected.data(),
-                    compact);
-      expected = cast(std::move(expected), formula.dtype, placed.dtype, count);
-      const std::vector<std::byte> actual = compact_copy(placed, block, placed.dtype);
-      for (std::uint64_t i = 0; i < count; ++i) {
-        if (std::memcmp(&actual[i * item], &expected[i * item], item) != 0) {
-          wrong.first = wrong.count++ == 0 ? number + i : wrong.first;
-        }
-      }
-      number += count;
-    });
-    return wrong;
+  std::vector<Wrong> compare(std::span<const FormulaBox> boxes) const override {
+    std::vector<Wrong> found;
+    found.reserve(boxes.size());
+    for (const FormulaBox& entry : boxes) {
+      found.push_back(compare_one(entry.placed, entry.formula));
+    }
+    return found;
   }
   std::vector<std::uint64_t> digests(std::span<const DigestOf> boxes) const override {
     std::vector<std::uint64_t> sums;
@@ -199,6 +188,29 @@ class HostMemory final : public Memory {
   }
 
  private:
+  static Wrong compare_one(const PlacedBox& placed, const Formula& formula) {
+    Wrong wrong;
+    std::uint64_t number = 0;
+    for_each_block(placed.box, kBlockElements, [&](const Box& block) {
+      const auto count = static_cast<std::uint64_t>(block.volume());
+      const std::uint64_t item = bytes_of(placed.dtype);
+      const Strides compact = row_major(block.extents());
+      std::vector<std::byte> expected(count * bytes_of(formula.dtype));
+      m2n::fill_synthetic(placed.shape, block, formula.dtype, formula.seed, expected.data(),
+                          compact);
+      change_values(placed.shape, block, formula.dtype, 0, formula.version, expected.data(),
+                    compact);
+      expected = cast(std::move(expected), formula.dtype, placed.dtype, count);
+      const std::vector<std::byte> actual = compact_copy(placed, block, placed.dtype);
+      for (std::uint64_t i = 0; i < count; ++i) {
+        if (std::memcmp(&actual[i * item], &expected[i * item], item) != 0) {
+          wrong.first = wrong.count++ == 0 ? number + i : wrong.first;
+        }
+      }
+      number += count;
+    });
+    return wrong;
+  }
   static std::vector<std::byte> cast(std::vector<std::byte> elements, DType from, DType to,
                                      std::uint64_t count) {
     if (from == to) {
@@ -253,6 +265,15 @@ std::uint64_t Memory::digest_of_box(const Shape& shape, const Box& box, DType dt
   return digests({&one, 1}).front();
 }
 
+void Memory::change(const PlacedBox& placed, std::uint64_t from, std::uint64_t to) const {
+  change(std::span(&placed, 1), from, to);
+}
+
+Wrong Memory::compare(const PlacedBox& placed, const Formula& formula) const {
+  const FormulaBox one{placed, formula};
+  return compare({&one, 1}).front();
+}
+
 std::string_view to_string(MemorySpace space) {
   switch (space) {
     case MemorySpace::host:
@@ -269,12 +290,20 @@ void copy_region(const StridedCopy& region, const LocalBuffer& from, const Local
 }
 
 std::vector<std::uint64_t> digests(std::span<const DigestOf> boxes) {
+  const auto space_of = [](const DigestOf& box) { return box.placed.at.space; };
+  if (boxes.empty()) {
+    return {};
+  }
+  if (std::all_of(boxes.begin(), boxes.end(),
+                  [&](const DigestOf& box) { return space_of(box) == space_of(boxes.front()); })) {
+    return memory_of(space_of(boxes.front())).digests(boxes);
+  }
   std::vector<std::uint64_t> sums(boxes.size());
   for (const MemorySpace space : {MemorySpace::host, MemorySpace::device}) {
     std::vector<DigestOf> here;
     std::vector<std::size_t> numbers;
     for (std::size_t i = 0; i < boxes.size(); ++i) {
-      if (boxes[i].placed.at.space == space) {
+      if (space_of(boxes[i]) == space) {
         here.push_back(boxes[i]);
         numbers.push_back(i);
       }
@@ -288,6 +317,19 @@ std::vector<std::uint64_t> digests(std::span<const DigestOf> boxes) {
     }
   }
   return sums;
+}
+
+void change(std::span<const PlacedBox> boxes, std::uint64_t from, std::uint64_t to) {
+  // Runs of one kind of memory: nearly always one.
+  while (!boxes.empty()) {
+    const MemorySpace space = boxes.front().at.space;
+    const auto end = std::find_if(boxes.begin(), boxes.end(), [&](const PlacedBox& placed) {
+      return placed.at.space != space;
+    });
+    const auto count = static_cast<std::size_t>(end - boxes.begin());
+    memory_of(space).change(boxes.first(count), from, to);
+    boxes = boxes.subspan(count);
+  }
 }
 
 LocalBuffer host_buffer(std::byte* data, std::uint64_t bytes) {

@@ -59,6 +59,12 @@ struct DigestOf {
   DType as = DType::f32;
 };
 
+/// A box that must hold the values of a formula, cast to the type of its elements.
+struct FormulaBox {
+  PlacedBox placed;
+  Formula formula;
+};
+
 /// What a comparison found. Elements are numbered in row-major order of the box.
 struct Wrong {
   std::uint64_t count = 0;
@@ -117,10 +123,12 @@ class Memory {
   /// fill_synthetic() of core/tensor/digest.hpp; the element at box.lo is the first of the buffer.
   virtual void fill_synthetic(const Shape& shape, const Box& box, DType dtype, std::uint64_t seed,
                               const LocalBuffer& to, const Strides& strides) const = 0;
-  /// change_values() of core/tensor/changes.hpp.
-  virtual void change(const PlacedBox& placed, std::uint64_t from, std::uint64_t to) const = 0;
-  /// Compares with the values of @p formula, cast to the type of the elements.
-  virtual Wrong compare(const PlacedBox& placed, const Formula& formula) const = 0;
+  /// change_values() of core/tensor/changes.hpp, of each of @p boxes in their order.
+  virtual void change(std::span<const PlacedBox> boxes, std::uint64_t from,
+                      std::uint64_t to) const = 0;
+  virtual std::vector<Wrong> compare(std::span<const FormulaBox> boxes) const = 0;
+  void change(const PlacedBox& placed, std::uint64_t from, std::uint64_t to) const;  ///< Of one.
+  Wrong compare(const PlacedBox& placed, const Formula& formula) const;              ///< Of one.
 
   /// digest_of_box() of core/tensor/digest.hpp, of each of @p boxes.
   virtual std::vector<std::uint64_t> digests(std::span<const DigestOf> boxes) const = 0;
@@ -159,6 +167,8 @@ LocalBuffer host_buffer(std::byte* data, std::uint64_t bytes);
 
 /// Memory::digests() of boxes in memories of any kind.
 std::vector<std::uint64_t> digests(std::span<const DigestOf> boxes);
+/// Memory::change() of boxes in memories of any kind.
+void change(std::span<const PlacedBox> boxes, std::uint64_t from, std::uint64_t to);
 
 /// Writes the elements of @p box of @p tensor at @p to (element at box.lo), in any memory: by their
 /// formula where they have one, and otherwise a bounded part at a time.

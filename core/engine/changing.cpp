@@ -56,6 +56,7 @@ class ChangingSource final : public WeightSource {
 
   std::vector<ParamLoan> borrow(std::uint64_t version) override {
     std::vector<ParamLoan> loans = base_->borrow(version);
+    boxes_.clear();
     std::set<std::tuple<std::byte*, Strides, Box>> done;  // parameters that share their bytes
     for (std::size_t i = 0; i < loans.size(); ++i) {
       const ParamSpec& param = base_->params()[i];
@@ -63,12 +64,12 @@ class ChangingSource final : public WeightSource {
         const LocalBuffer& buffer = loans[i].slots[entry.piece.view.buffer];
         const LocalBuffer first = buffer.from(entry.piece.view.offset_bytes);
         if (done.emplace(first.data, entry.piece.view.strides, entry.piece.box).second) {
-          memory_of(buffer).change(
-              {param.shape, entry.piece.box, param.dtype, first, entry.piece.view.strides},
-              version_, version);
+          boxes_.push_back(
+              {param.shape, entry.piece.box, param.dtype, first, entry.piece.view.strides});
         }
       }
     }
+    change(boxes_, version_, version);
     version_ = version;
     return loans;
   }
@@ -77,6 +78,7 @@ class ChangingSource final : public WeightSource {
   std::unique_ptr<WeightSource> base_;
   Rank rank_;
   std::uint64_t version_ = 0;
+  std::vector<PlacedBox> boxes_;  // of one borrow()
 };
 
 }  // namespace

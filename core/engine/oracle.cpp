@@ -17,6 +17,8 @@ namespace {
 /// Elements that are compared at a time: bounds the memory of the expected values.
 constexpr Index kComparedElements = 1 << 20;
 constexpr std::size_t kLargestItem = 16;
+/// Boxes that a device compares at a time.
+constexpr std::size_t kComparedAtOnce = 8192;
 
 std::string hex(const std::byte* bytes, std::uint64_t count) {
   static constexpr std::string_view kDigits = "0123456789abcdef";
@@ -79,7 +81,13 @@ class Comparer {
     const DType dtype = info->second->dtype;
     const auto formula = values_.formula(tensor);
     if (formula && placed.at.space != MemorySpace::host) {
-      compare_in_place(*info->second, box, placed, *formula, where);
+      pending_.push_back(
+          {{{info->second->shape, box, placed.dtype, placed.at, placed.strides}, *formula},
+           info->second,
+           where});
+      if (pending_.size() == kComparedAtOnce) {
+        compare_pending();
+      }
       return;
     }
     for_each_block(box, kComparedElements, [&](const Box& block) {
@@ -126,7 +134,10 @@ class Comparer {
     compare_block(kept.name, whole, whole, placed, expected, where);
   }
 
-  const Comparison& verdict() const noexcept { return verdict_; }
+  const Comparison& verdict() {
+    compare_pending();
+    return verdict_;
+  }
 
  private:
   void compare_block(const std::string& tensor, const Box& box, const Box& block,
@@ -153,25 +164,46 @@ class Comparer {
     }
   }
 
-  /// Lets the memory compare by itself, and fetches the first wrong element.
-  void compare_in_place(const TensorInfo& info, const Box& box, const Placed& placed,
-                        const Formula& formula, const std::string& where) {
-    const Wrong wrong = memory_of(placed.at).compare(
-        {info.shape, box, placed.dtype, placed.at, placed.strides}, formula);
-    verdict_.elements += static_cast<std::uint64_t>(box.volume());
+  /// A box that its memory compares by itself.
+  struct Pending {
+    FormulaBox box;
+    const TensorInfo* info = nullptr;
+    std::string where;
+  };
+
+  /// Has memories compare what is pending, and fetches the first wrong element.
+  void compare_pending() {
+    std::vector<FormulaBox> boxes;
+    boxes.reserve(pending_.size());
+    for (const Pending& entry : pending_) {
+      boxes.push_back(entry.box);
+    }
+    if (!boxes.empty()) {
+      const std::vector<Wrong> found = memory_of(MemorySpace::device).compare(boxes);
+      for (std::size_t i = 0; i < found.size(); ++i) {
+        judge(pending_[i], found[i]);
+      }
+    }
+    pending_.clear();
+  }
+
+  void judge(const Pending& entry, const Wrong& wrong) {
+    const PlacedBox& box = entry.box.placed;
+    verdict_.elements += static_cast<std::uint64_t>(box.box.volume());
     if (wrong.count > 0 && verdict_.wrong == 0) {
-      const Box one = box_at(at_number(box, static_cast<Index>(wrong.first)));
+      const Box one = box_at(at_number(box.box, static_cast<Index>(wrong.first)));
       const Strides strides = row_major(one.extents());
       std::array<std::byte, kLargestItem> actual{};
       std::array<std::byte, kLargestItem> expected{};
       std::array<std::byte, kLargestItem> source{};
-      copy_region({one.extents(), strides, strides, placed.dtype, placed.dtype},
-                  part_of(placed, box, one.lo), host_buffer(actual.data(), actual.size()));
-      values_.read(info.name, one, source.data(), strides);
-      cast_elements(info.dtype, source.data(), placed.dtype, expected.data(), 1);
-      const std::uint64_t item = bytes_of(placed.dtype);
-      verdict_.first =
-          text_of(info.name, one.lo, hex(actual.data(), item), hex(expected.data(), item), where);
+      copy_region({one.extents(), strides, strides, box.dtype, box.dtype},
+                  part_of({box.at, box.strides, box.dtype}, box.box, one.lo),
+                  host_buffer(actual.data(), actual.size()));
+      values_.read(entry.info->name, one, source.data(), strides);
+      cast_elements(entry.info->dtype, source.data(), box.dtype, expected.data(), 1);
+      const std::uint64_t item = bytes_of(box.dtype);
+      verdict_.first = text_of(entry.info->name, one.lo, hex(actual.data(), item),
+                               hex(expected.data(), item), entry.where);
     }
     verdict_.wrong += wrong.count;
   }
@@ -186,6 +218,7 @@ class Comparer {
   const TensorValues& values_;
   std::unordered_map<std::string_view, const TensorInfo*> infos_;
   Comparison verdict_;
+  std::vector<Pending> pending_;
   std::vector<std::byte> source_;
   std::vector<std::byte> cast_;
   std::vector<std::byte> actual_;

@@ -200,11 +200,20 @@ class PagedMemory final : public Memory {
                       const LocalBuffer& to, const Strides& strides) const override {
     host().fill_synthetic(shape, box, dtype, seed, reachable(to), strides);
   }
-  void change(const PlacedBox& placed, std::uint64_t from, std::uint64_t to) const override {
-    host().change(reachable(placed), from, to);
+  void change(std::span<const PlacedBox> boxes, std::uint64_t from,
+              std::uint64_t to) const override {
+    std::vector<PlacedBox> here(boxes.begin(), boxes.end());
+    for (PlacedBox& placed : here) {
+      placed = reachable(placed);
+    }
+    host().change(here, from, to);
   }
-  Wrong compare(const PlacedBox& placed, const Formula& formula) const override {
-    return host().compare(reachable(placed), formula);
+  std::vector<Wrong> compare(std::span<const FormulaBox> boxes) const override {
+    std::vector<FormulaBox> here(boxes.begin(), boxes.end());
+    for (FormulaBox& entry : here) {
+      entry.placed = reachable(entry.placed);
+    }
+    return host().compare(here);
   }
   std::vector<std::uint64_t> digests(std::span<const DigestOf> boxes) const override {
     std::vector<DigestOf> here(boxes.begin(), boxes.end());

@@ -24,6 +24,9 @@ namespace {
 /// that are taken at a time.
 constexpr std::uint64_t kScratchBytes = 32 << 20;
 constexpr std::uint64_t kDigestsAtOnce = 1 << 16;
+/// Boxes that are changed or compared before the host waits for them.
+constexpr std::uint64_t kBoxesAtOnce = 1 << 16;
+static_assert(kBoxesAtOnce * sizeof(WrongWords) <= kScratchBytes);
 static_assert(kDigestsAtOnce * (sizeof(DigestTask) + sizeof(std::uint64_t)) <= kScratchBytes);
 
 /// A stream and scratch memory of a device, and whoever uses them. The stream goes before others,
@@ -368,25 +371,44 @@ class CudaMemory final : public Memory {
     turn->finish("fill device memory");
   }
 
-  void change(const PlacedBox& placed, std::uint64_t from, std::uint64_t to) const override {
-    const Turn turn(placed.at.device);
-    launch_change(element_view(placed), value_rule({placed.dtype, 0, 0}).changeable, from, to,
-                  turn->stream());
-    turn->finish("change device memory");
+  void change(std::span<const PlacedBox> boxes, std::uint64_t from,
+              std::uint64_t to) const override {
+    each_part(
+        boxes, [](const PlacedBox& placed) { return placed.at.device; },
+        [&](int device, std::span<const PlacedBox> part, std::size_t /*first*/) {
+          const Turn turn(device);
+          for (const PlacedBox& placed : part) {
+            launch_change(element_view(placed), value_rule({placed.dtype, 0, 0}).changeable, from,
+                          to, turn->stream());
+          }
+          turn->finish("change device memory");
+        });
   }
 
-  Wrong compare(const PlacedBox& placed, const Formula& formula) const override {
-    const Turn turn(placed.at.device);
-    const Convert convert = convert_of(formula.dtype, placed.dtype);
-    WrongWords words{0, ~std::uint64_t{0}};
-    auto* const there = reinterpret_cast<WrongWords*>(turn->scratch());
-    check(cudaMemcpyAsync(there, &words, sizeof words, cudaMemcpyHostToDevice, turn->stream()),
-          "compare device memory");
-    launch_compare(element_view(placed), value_rule(formula), convert, there, turn->stream());
-    check(cudaMemcpyAsync(&words, there, sizeof words, cudaMemcpyDeviceToHost, turn->stream()),
-          "compare device memory");
-    turn->finish("compare device memory");
-    return {words.count, words.first};
+  std::vector<Wrong> compare(std::span<const FormulaBox> boxes) const override {
+    std::vector<Wrong> found(boxes.size());
+    each_part(
+        boxes, [](const FormulaBox& entry) { return entry.placed.at.device; },
+        [&](int device, std::span<const FormulaBox> part, std::size_t first) {
+          const Turn turn(device);
+          std::vector<WrongWords> words(part.size(), {0, ~std::uint64_t{0}});
+          const std::uint64_t bytes = words.size() * sizeof(WrongWords);
+          auto* const there = reinterpret_cast<WrongWords*>(turn->scratch());
+          check(cudaMemcpyAsync(there, words.data(), bytes, cudaMemcpyHostToDevice, turn->stream()),
+                "compare device memory");
+          for (std::size_t i = 0; i < part.size(); ++i) {
+            const auto& [placed, formula] = part[i];
+            launch_compare(element_view(placed), value_rule(formula),
+                           convert_of(formula.dtype, placed.dtype), there + i, turn->stream());
+          }
+          check(cudaMemcpyAsync(words.data(), there, bytes, cudaMemcpyDeviceToHost, turn->stream()),
+                "compare device memory");
+          turn->finish("compare device memory");
+          for (std::size_t i = 0; i < part.size(); ++i) {
+            found[first + i] = {words[i].count, words[i].first};
+          }
+        });
+    return found;
   }
 
   std::vector<std::uint64_t> digests(std::span<const DigestOf> boxes) const override {
@@ -405,6 +427,22 @@ class CudaMemory final : public Memory {
   }
 
  private:
+  /// Calls @p run(device, boxes, number of the first) for runs of boxes of one device, each short
+  /// enough for the scratch memory.
+  template <class Entry, class DeviceOf, class Run>
+  static void each_part(std::span<const Entry> boxes, DeviceOf device_of, Run run) {
+    std::size_t first = 0;
+    while (first < boxes.size()) {
+      const int device = device_of(boxes[first]);
+      std::size_t end = first + 1;
+      while (end < boxes.size() && end - first < kBoxesAtOnce && device_of(boxes[end]) == device) {
+        ++end;
+      }
+      run(device, boxes.subspan(first, end - first), first);
+      first = end;
+    }
+  }
+
   /// One launch for boxes of one device.
   static void digest_some(int device, std::span<const DigestOf> boxes,
                           std::span<const std::size_t> numbers, std::vector<std::uint64_t>& sums) {
