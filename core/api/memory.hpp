@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -111,6 +112,10 @@ class Memory {
   /// For copies of this memory's buffers, all of one device, that are made again and again.
   virtual std::unique_ptr<CopyQueue> copy_queue(int device) const;
 
+  /// The allocation that @p buffer lies in, as far as it is known: memory that is registered, or
+  /// mapped elsewhere, as a whole.
+  virtual LocalBuffer allocation_of(const LocalBuffer& buffer) const { return buffer; }
+
   /// Makes host memory known to devices, so that they read and write it at their full rate, for as
   /// long as what is returned lives. Null where that cannot be done, or would gain nothing.
   /// @p host outlives it.
@@ -140,11 +145,13 @@ class Memory {
 const Memory& memory_of(MemorySpace space);
 inline const Memory& memory_of(const LocalBuffer& buffer) { return memory_of(buffer.space); }
 
-/// Keeps a device current in this thread.
+/// Keeps a device current in this thread. Without one it does nothing.
 class CurrentDevice {
  public:
-  CurrentDevice(const Memory& memory, int device)
-      : memory_(memory), former_(memory.exchange_current_device(device)) {}
+  /// @throws Error{unavailable} for a device where no house knows any.
+  explicit CurrentDevice(std::optional<int> device)
+      : memory_(memory_of(device ? MemorySpace::device : MemorySpace::host)),
+        former_(memory_.exchange_current_device(device.value_or(0))) {}
   CurrentDevice(const CurrentDevice&) = delete;
   CurrentDevice& operator=(const CurrentDevice&) = delete;
   ~CurrentDevice() { memory_.exchange_current_device(former_); }

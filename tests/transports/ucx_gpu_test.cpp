@@ -2,8 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 /// @file
-/// ucx between GPUs, through pinned staging: byte for byte, on one device and on two, between
-/// threads and between processes. Needs a GPU; exits 77 without one.
+/// ucx between GPUs, through pinned staging and, where UCX knows CUDA, by puts: byte for byte, on
+/// one device and on two, between threads and between processes. Needs a GPU; exits 77 without one.
+/// M2N_TEST_UCX_CUDA says that UCX has to know CUDA.
 
 #include <cuda_runtime.h>
 #include <signal.h>
@@ -76,13 +77,13 @@ struct Orders {
   int device_of(Rank rank) const { return static_cast<int>(rank) % devices; }
 };
 
-std::unique_ptr<Transport> make(const Options& options) {
-  return builtin_registries().transports.create("ucx", {options});
+std::unique_ptr<Transport> make(const Options& options, int device) {
+  return builtin_registries().transports.create("ucx", {options, {}, device});
 }
 
 void random_body(Group& group, const std::string& text) {
   const Orders orders = Orders::parse(text);
-  const auto transport = make(orders.options);
+  const auto transport = make(orders.options, orders.device_of(group.rank()));
   for (const std::string& path : testing::move_random_problems(
            group, *transport, orders.device_of(group.rank()), orders.seed, orders.count)) {
     require(path.find("staged") == std::string::npos ||
@@ -98,7 +99,7 @@ class OneTensor {
       : sends_(group.rank() == 0),
         bytes_(orders.count),
         problem_(make_problem(static_cast<Index>(bytes_))),
-        transport_(make(orders.options)) {
+        transport_(make(orders.options, orders.device_of(group.rank()))) {
     transport_->connect(group, soon());
     const Memory& memory = memory_of(MemorySpace::device);
     arena_ = memory.reserve(bytes_, orders.device_of(group.rank()));
@@ -164,6 +165,12 @@ void large_body(Group& group, const std::string& text) {
   }
 }
 
+void direct_body(Group& group, const std::string& text) {
+  OneTensor tensor(group, Orders::parse(text));
+  const std::string path = tensor.round(1, soon()).peers.at(0).path;
+  require(path.starts_with("puts (") && path.find("cuda_ipc") != std::string::npos, path);
+}
+
 /// Rank 1 is killed between two rounds; rank 0 must be out by its deadline.
 void killed_body(Group& group, const std::string& text) {
   OneTensor tensor(group, Orders::parse(text));
@@ -188,6 +195,7 @@ struct Bodies {
   Bodies() {
     testing::rank_bodies()["ucx random"] = random_body;
     testing::rank_bodies()["ucx large"] = large_body;
+    testing::rank_bodies()["ucx direct"] = direct_body;
     testing::rank_bodies()["ucx killed"] = killed_body;
   }
 };
@@ -233,9 +241,12 @@ std::vector<int> device_counts() {
   return devices > 1 ? std::vector<int>{1, 2} : std::vector<int>{1};
 }
 
-/// Small slots, so that most regions take several; and those of real use.
-const std::vector<Options> kWays = {
-    {{"device_slot_bytes", "4096"}}, {}, {{"tls", "tcp"}, {"slow_lanes", "allow"}}};
+/// Small slots, so that most regions take several; those of real use; and short puts, where any
+/// are.
+const std::vector<Options> kWays = {{{"device_slot_bytes", "4096"}},
+                                    {{"device_put_bytes", "64"}},
+                                    {},
+                                    {{"tls", "tcp"}, {"slow_lanes", "allow"}}};
 
 BOOST_AUTO_TEST_SUITE(transports)
 BOOST_AUTO_TEST_SUITE(ucx_gpu)
@@ -263,6 +274,17 @@ BOOST_AUTO_TEST_CASE(a_large_tensor_arrives_with_the_values_of_now) {
     const Orders orders{devices, 0, 500'000'003, {}};
     threads_succeed(2, "ucx large", orders);
     processes_succeed(2, "ucx large", orders);
+  }
+}
+
+boost::test_tools::assertion_result ucx_must_know_cuda(boost::unit_test::test_unit_id) {
+  return std::getenv("M2N_TEST_UCX_CUDA") != nullptr;  // NOLINT(concurrency-mt-unsafe)
+}
+
+BOOST_AUTO_TEST_CASE(long_rows_are_put_from_device_to_device,
+                     *boost::unit_test::precondition(ucx_must_know_cuda)) {
+  for (const int devices : device_counts()) {
+    processes_succeed(2, "ucx direct", {devices, 0, 100'000'000, {}});
   }
 }
 

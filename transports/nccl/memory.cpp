@@ -340,6 +340,11 @@ class CudaMemory final : public Memory {
     return make_copy_queue(device);
   }
 
+  LocalBuffer allocation_of(const LocalBuffer& buffer) const override {
+    const Allocation all = nccl::allocation_of(buffer.data, "a buffer");
+    return {reinterpret_cast<std::byte*>(all.base), all.bytes, MemorySpace::device, all.device};
+  }
+
   std::shared_ptr<void> pin(std::span<std::byte> host) const override {
     if (host.empty()) {
       return nullptr;

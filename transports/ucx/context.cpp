@@ -23,7 +23,10 @@ void leave_signals_alone() {
   static std::once_flag once;
   std::call_once(once, [] {
     for (const int signal : {SIGILL, SIGSEGV, SIGBUS, SIGFPE}) {
-      ucs_debug_disable_signal(signal);
+      struct sigaction now = {};
+      if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_DFL) {
+        ucs_debug_disable_signal(signal);  // which newer versions complain of where nothing is set
+      }
     }
   });
 }
@@ -155,6 +158,10 @@ Context::Context(const UcxOptions& options) {
   settings_ = "UCX " + std::to_string(major) + "." + std::to_string(minor) + " UCX_TLS=" + tls +
               " UCX_PROTO_ENABLE=" + value_of(all, "UCX_PROTO_ENABLE");
   may_share_memory_ = names_shared_memory(tls);
+  ucp_context_attr_t attributes = {};
+  attributes.field_mask = UCP_ATTR_FIELD_MEMORY_TYPES;
+  check(ucp_context_query(raw_, &attributes), "ask UCX for its kinds of memory");
+  knows_devices_ = (attributes.memory_types & UCS_BIT(UCS_MEMORY_TYPE_CUDA)) != 0;
 }
 
 Context::~Context() {
@@ -172,14 +179,14 @@ bool Context::handles_errors_on_direct_lanes() noexcept {
 }
 
 RegisteredMemory::RegisteredMemory(std::shared_ptr<const Context> context, std::byte* data,
-                                   std::uint64_t bytes)
-    : context_(std::move(context)), data_(data), bytes_(bytes) {
+                                   std::uint64_t bytes, MemorySpace space)
+    : context_(std::move(context)), data_(data), bytes_(bytes), space_(space) {
   ucp_mem_map_params_t params = {};
   params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
                       UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
   params.address = data;
   params.length = bytes;
-  params.memory_type = UCS_MEMORY_TYPE_HOST;  // never guessed
+  params.memory_type = type();  // never guessed
   check(ucp_mem_map(context_->get(), &params, &raw_),
         "register " + std::to_string(bytes) + " bytes of weights");
 }

@@ -11,6 +11,7 @@
 #include <string>
 #include <utility>
 
+#include "core/api/buffers.hpp"
 #include "core/error.hpp"
 #include "transports/ucx/options.hpp"
 
@@ -36,6 +37,8 @@ class Context {
   const std::string& settings() const noexcept { return settings_; }
   /// True when UCX may use memory that processes share.
   bool may_share_memory() const noexcept { return may_share_memory_; }
+  /// True when UCX was built for CUDA, and has found it.
+  bool knows_devices() const noexcept { return knows_devices_; }
   /// True when UCX keeps its direct lanes under peer error handling (from 1.16 on).
   static bool handles_errors_on_direct_lanes() noexcept;
 
@@ -43,6 +46,7 @@ class Context {
   ucp_context_h raw_ = nullptr;
   std::string settings_;
   bool may_share_memory_ = false;
+  bool knows_devices_ = false;
 };
 
 /// Memory that UCX knows: registered, or allocated by it so that processes of one machine can map
@@ -51,7 +55,8 @@ class RegisteredMemory {
  public:
   RegisteredMemory() = default;
   /// Registers memory on loan.
-  RegisteredMemory(std::shared_ptr<const Context> context, std::byte* data, std::uint64_t bytes);
+  RegisteredMemory(std::shared_ptr<const Context> context, std::byte* data, std::uint64_t bytes,
+                   MemorySpace space);
   /// Allocates.
   RegisteredMemory(std::shared_ptr<const Context> context, std::uint64_t bytes);
   RegisteredMemory(RegisteredMemory&& other) noexcept { *this = std::move(other); }
@@ -60,6 +65,7 @@ class RegisteredMemory {
     std::swap(raw_, other.raw_);
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
+    std::swap(space_, other.space_);
     return *this;
   }
   ~RegisteredMemory();
@@ -67,6 +73,9 @@ class RegisteredMemory {
   std::byte* data() const noexcept { return data_; }
   std::uint64_t bytes() const noexcept { return bytes_; }
   ucp_mem_h get() const noexcept { return raw_; }
+  ucs_memory_type_t type() const noexcept {
+    return space_ == MemorySpace::device ? UCS_MEMORY_TYPE_CUDA : UCS_MEMORY_TYPE_HOST;
+  }
   /// What a peer needs to reach it.
   std::string key() const;
 
@@ -75,6 +84,7 @@ class RegisteredMemory {
   ucp_mem_h raw_ = nullptr;
   std::byte* data_ = nullptr;
   std::uint64_t bytes_ = 0;
+  MemorySpace space_ = MemorySpace::host;
 };
 
 /// A peer's memory, through one endpoint. Must go before the endpoint.

@@ -5,10 +5,23 @@
 /// Memory on a device: the device packs into slots of rings and of the wire's staging, and unpacks
 /// from them, several slots at a time, while this rank goes on with its round.
 
+#include <algorithm>
+
 #include "core/error.hpp"
 #include "transports/ucx/session.hpp"
 
 namespace m2n::ucx {
+namespace {
+
+bool is_all_on_device(const Buffers& buffers) {
+  const auto on_device = [](const LocalBuffer& buffer) {
+    return buffer.data == nullptr || buffer.space == MemorySpace::device;
+  };
+  return std::all_of(buffers.source.begin(), buffers.source.end(), on_device) &&
+         std::all_of(buffers.destination.begin(), buffers.destination.end(), on_device);
+}
+
+}  // namespace
 
 void UcxSession::open_device(const Program& program) {
   const Memory& memory = memory_of(MemorySpace::device);
@@ -176,8 +189,50 @@ void UcxSession::finish_device() noexcept {
   }
 }
 
-CurrentDevice UcxSession::current_device() const {
-  return {memory_of(device_ ? MemorySpace::device : MemorySpace::host), device_.value_or(0)};
+bool UcxSession::takes_device_puts(const Neighbor& neighbor) const {
+  constexpr std::uint64_t kBoth = kRoutePuts | kRouteDevice;
+  return neighbor.peer->has_device_lane() && (*neighbor.route & kBoth) == kBoth;
+}
+
+bool UcxSession::register_device(const std::map<Rank, PairRegions>& pairs, Endpoint Region::*end,
+                                 Zones& zones) {
+  if (options_.puts == PutChoice::off || !worker_->context()->knows_devices() ||
+      !is_all_on_device(memory_.buffers)) {
+    return false;
+  }
+  const Way way{.ring = true, .put_bytes = options_.device_put_bytes};
+  for (const auto& [rank, regions] : pairs) {
+    const Neighbor& neighbor = neighbors_.at(rank);
+    if (end == &Region::from ? neighbor.peer->has_device_lane() : takes_device_puts(neighbor)) {
+      add_zones(regions, end, memory_, way, zones);
+    }
+  }
+  try {
+    zones.register_all(worker_->context(), MemorySpace::device);
+  } catch (const Error&) {
+    zones = {};  // memory of a kind that UCX cannot lend: staged
+    return false;
+  }
+  return true;
+}
+
+std::string UcxSession::device_path(const Neighbor& neighbor) const {
+  const bool puts =
+      (neighbor.out && !neighbor.out->puts.empty()) ||
+      (neighbor.in && std::find(neighbor.in->has_puts.begin(), neighbor.in->has_puts.end(), true) !=
+                          neighbor.in->has_puts.end());
+  const bool packs = (neighbor.out && neighbor.out->packed.chunk_count() > 0) ||
+                     (neighbor.in && neighbor.in->packed.chunk_count() > 0);
+  std::string path = puts ? "puts" : "";
+  if (packs) {
+    const bool ring = neighbor.peer->shares_memory;
+    const bool pinned =
+        ring ? (!neighbor.in || rings_pin_) && (!neighbor.out || neighbor.out->ring_pin)
+             : !neighbor.out || staging_pin_;
+    path += std::string(puts ? " and " : "") + (ring ? "ring" : "wire") +
+            (pinned ? " staged through pinned memory" : " staged through host memory");
+  }
+  return path;
 }
 
 }  // namespace m2n::ucx

@@ -61,7 +61,7 @@ UcxOptions UcxOptions::parse(const Options& options) {
       kWho, options,
       {"put_bytes", "piece_bytes", "window_bytes", "chunk_bytes", "slot_bytes", "ring_bytes",
        "errors", "tls", "net_devices", "rails", "threads", "keepalive_ms", "puts", "spin_us",
-       "device_slot_bytes", "device_ring_bytes", "slow_lanes"});
+       "device_slot_bytes", "device_ring_bytes", "device_put_bytes", "slow_lanes"});
   UcxOptions out;
   constexpr std::uint64_t kAny = 1ULL << 60;
   constexpr std::uint64_t kPage = 4096;
@@ -82,6 +82,8 @@ UcxOptions UcxOptions::parse(const Options& options) {
       out.device_slot_bytes = number(key, text, kPage, 1ULL << 30);
     } else if (key == "device_ring_bytes") {
       out.device_ring_bytes = number(key, text, kPage, kAny);
+    } else if (key == "device_put_bytes") {
+      out.device_put_bytes = number(key, text, 1, kAny);
     } else if (key == "slow_lanes") {
       if (text != "allow" && text != "refuse") {
         unknown_choice(key, text, "refuse or allow");
@@ -113,6 +115,7 @@ UcxOptions UcxOptions::parse(const Options& options) {
 
 std::string UcxOptions::shared() const {
   return "put_bytes=" + std::to_string(put_bytes) + " chunk_bytes=" + std::to_string(chunk_bytes) +
+         " device_put_bytes=" + std::to_string(device_put_bytes) +
          " errors=" + std::to_string(static_cast<int>(errors));
 }
 

@@ -124,9 +124,9 @@ void UcxSession::open_stage() {
   // Stages may use the same scratch memory one after the other. A ring is emptied in its stage.
   for (Neighbor* neighbor : ins_) {
     const Incoming& in = *neighbor->in;
-    const bool work =
-        in.has_puts[stage_] || in.packed.stage_end(stage_) > in.packed.stage_begin(stage_);
-    if (stage_ > 0 && in.ring == nullptr && work) {
+    const bool chunks =
+        in.ring == nullptr && in.packed.stage_end(stage_) > in.packed.stage_begin(stage_);
+    if (stage_ > 0 && (in.has_puts[stage_] || chunks)) {
       tell(*neighbor, Kind::open, stage_);
     }
   }
@@ -175,16 +175,17 @@ bool UcxSession::send_stage(Neighbor& neighbor) {
   if (out.packed.stage_end(stage_) == out.packed.stage_begin(stage_) && no_puts) {
     return true;
   }
-  bool done = neighbor.begun >= round_ && (out.ring != nullptr || neighbor.open_stage >= stage_);
+  bool done = neighbor.begun >= round_ &&
+              ((out.ring != nullptr && no_puts) || neighbor.open_stage >= stage_);
   if (done) {
     check_version(neighbor);
     if (has_failed()) {
       return false;
     }
+    done = no_puts || put_rows(neighbor);
     if (out.ring != nullptr) {
-      done = device_ ? fill_slots_by_device(neighbor) : fill_slot(neighbor);
+      done = (device_ ? fill_slots_by_device(neighbor) : fill_slot(neighbor)) && done;
     } else {
-      done = no_puts || put_rows(neighbor);
       done = (device_ ? send_chunks_by_device(neighbor) : send_chunk(neighbor)) && done;
     }
   }
@@ -375,8 +376,7 @@ bool UcxSession::writes_here(const Neighbor& neighbor) const {
     return false;
   }
   for (std::size_t stage = 0; stage < neighbor.puts_done.size(); ++stage) {
-    if (neighbor.in->has_puts[stage] && neighbor.in->ring == nullptr &&
-        neighbor.puts_done[stage] != round_) {
+    if (neighbor.in->has_puts[stage] && neighbor.puts_done[stage] != round_) {
       return true;
     }
   }

@@ -88,18 +88,21 @@ void Zones::add(std::byte* data, std::uint64_t bytes) {
   }
 }
 
-void Zones::register_all(const std::shared_ptr<const Context>& context) {
+void Zones::register_all(const std::shared_ptr<const Context>& context, MemorySpace space) {
   std::sort(ranges_.begin(), ranges_.end());
   const auto page_of = [](const std::byte* at) {
     return reinterpret_cast<std::uintptr_t>(at) / page_aligned(1);
   };
   for (std::size_t i = 0; i < ranges_.size();) {
     auto [begin, end] = ranges_[i++];
-    // Pages in between are in use, so that they can be registered.
-    while (i < ranges_.size() && page_of(ranges_[i].first) <= page_of(end - 1) + 1) {
+    // Pages in between are in use, so that they can be registered. Of a device, an allocation is
+    // registered, and no more.
+    while (i < ranges_.size() &&
+           (space == MemorySpace::device ? ranges_[i].first < end
+                                         : page_of(ranges_[i].first) <= page_of(end - 1) + 1)) {
       end = std::max(end, ranges_[i++].second);
     }
-    zones_.emplace_back(context, begin, static_cast<std::uint64_t>(end - begin));
+    zones_.emplace_back(context, begin, static_cast<std::uint64_t>(end - begin), space);
   }
 }
 
@@ -147,7 +150,7 @@ Keys Keys::parse(const std::string& text) {
 
 bool Way::puts(const StridedCopy& copy) const {
   const std::size_t rank = copy.extents.size();
-  return !ring && put_bytes > 0 && copy.source_dtype == copy.destination_dtype &&
+  return put_bytes > 0 && copy.source_dtype == copy.destination_dtype &&
          row_bytes(copy) >= put_bytes &&
          (rank == 0 ||
           (copy.source_strides[rank - 1] == 1 && copy.destination_strides[rank - 1] == 1));
@@ -156,11 +159,15 @@ bool Way::puts(const StridedCopy& copy) const {
 void add_zones(const PairRegions& regions, Endpoint Region::*end, RankMemory& memory,
                const Way& way, Zones& zones) {
   for (const Region* region : regions) {
-    if (way.puts(region->copy)) {
+    if (const LocalBuffer place = memory.place(region->*end);
+        way.puts(region->copy) && place.space == MemorySpace::device) {
+      const LocalBuffer all = memory_of(place).allocation_of(place);
+      zones.add(all.data, all.bytes);
+    } else if (way.puts(region->copy)) {
       const auto [low, high] =
           reach(region->copy, end == &Region::from ? region->copy.source_strides
                                                    : region->copy.destination_strides);
-      zones.add(memory.address(region->*end) + low, static_cast<std::uint64_t>(high - low));
+      zones.add(place.data + low, static_cast<std::uint64_t>(high - low));
     }
   }
 }
@@ -197,7 +204,6 @@ Keys keys_for(const PairRegions& regions, RankMemory& memory, const Incoming& in
     keys.ring_address = reinterpret_cast<std::uintptr_t>(in.ring);
     keys.slot_bytes = in.way.chunk_bytes;
     keys.ring_key = ring_key;
-    return keys;
   }
   keys.put_bytes = in.way.put_bytes;
   std::map<std::size_t, std::uint64_t> numbers;  // of the zones that this sender needs
@@ -205,7 +211,7 @@ Keys keys_for(const PairRegions& regions, RankMemory& memory, const Incoming& in
     if (!in.way.puts(region->copy)) {
       continue;
     }
-    std::byte* const first = memory.address(region->to);
+    std::byte* const first = memory.place(region->to).data;
     const std::size_t zone = zones.find(first);
     const auto [entry, added] = numbers.try_emplace(zone, keys.zone_keys.size());
     if (added) {

@@ -20,12 +20,13 @@
 
 namespace m2n::ucx {
 
-/// Registered ranges of this rank's memory; ranges that share a page are one.
+/// Registered ranges of this rank's memory; ranges that share a page of the host are one, and on a
+/// device those that overlap.
 class Zones {
  public:
   /// @pre register_all() has not been called.
   void add(std::byte* data, std::uint64_t bytes);
-  void register_all(const std::shared_ptr<const Context>& context);
+  void register_all(const std::shared_ptr<const Context>& context, MemorySpace space);
   /// The number of the zone that holds @p data. @pre It was added.
   std::size_t find(const std::byte* data) const;
   const RegisteredMemory& zone(std::size_t number) const { return zones_[number]; }
@@ -77,9 +78,9 @@ struct Put {
 
 /// How a pair moves its regions.
 struct Way {
-  bool ring = false;              ///< All of them through the ring.
+  bool ring = false;              ///< Through the ring what is not put.
   std::uint64_t chunk_bytes = 0;  ///< Of a slot of the ring, or of a message.
-  std::uint64_t put_bytes = 0;    ///< On the wire, rows from here on are put; 0: none.
+  std::uint64_t put_bytes = 0;    ///< Rows from here on are put; 0: none.
 
   /// True when the rows of @p copy are put instead of packed.
   bool puts(const StridedCopy& copy) const;
@@ -110,7 +111,8 @@ struct Incoming {
 /// The regions of one pair, in the order that both ranks share.
 using PairRegions = std::vector<const Region*>;
 
-/// Adds the ends of @p regions that the wire puts to @p zones.
+/// Adds the ends of @p regions that are put to @p zones; on a device, the allocations that they are
+/// of.
 void add_zones(const PairRegions& regions, Endpoint Region::*end, RankMemory& memory,
                const Way& way, Zones& zones);
 

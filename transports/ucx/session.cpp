@@ -54,7 +54,7 @@ UcxSession::UcxSession(std::shared_ptr<Worker> worker, std::uint32_t number,
 }
 
 UcxSession::~UcxSession() {
-  const CurrentDevice current = current_device();
+  const CurrentDevice current(device_);
   if (running_) {
     abort();
   }
@@ -92,7 +92,7 @@ UcxSession::~UcxSession() {
 }
 
 void UcxSession::open(const Program& program) {
-  const CurrentDevice current = current_device();
+  const CurrentDevice current(device_);
   const Lock lock(worker_->mutex());
   bool wire = false;
   for (const auto& [rank, regions] : by_peer(program.receives, &Region::from)) {
@@ -151,7 +151,7 @@ void UcxSession::make_rings() {
 
 void UcxSession::connect(const Program& program, Deadline deadline) {
   static const std::string kPhase = "prepare";
-  const CurrentDevice current = current_device();
+  const CurrentDevice current(device_);
   Lock lock(worker_->mutex());
   waiting_ = true;
   round_ = 1;  // of which the end is that everyone is connected
@@ -161,17 +161,21 @@ void UcxSession::connect(const Program& program, Deadline deadline) {
     }
     require_fast_lanes();
     const auto sends = by_peer(program.sends, &Region::to);
+    const bool device_puts = device_ && register_device(sends, &Region::from, source_zones_);
     for (const auto& [rank, regions] : sends) {
       Neighbor& neighbor = neighbors_.at(rank);
       const bool puts =
-          !device_ && (options_.puts == PutChoice::on ||
-                       (options_.puts == PutChoice::automatic && neighbor.peer->has_put_lane()));
-      if (puts && !neighbor.peer->shares_memory) {
+          device_ ? device_puts && neighbor.peer->has_device_lane()
+                  : options_.puts == PutChoice::on ||
+                        (options_.puts == PutChoice::automatic && neighbor.peer->has_put_lane());
+      if (puts && !device_ && !neighbor.peer->shares_memory) {
         add_zones(regions, &Region::from, memory_, wire_way(true), source_zones_);
       }
       tell(neighbor, Kind::route, (puts ? kRoutePuts : 0) | (device_ ? kRouteDevice : 0));
     }
-    source_zones_.register_all(worker_->context());
+    if (!device_) {
+      source_zones_.register_all(worker_->context(), MemorySpace::host);
+    }
     drive(lock, kPhase, deadline, &UcxSession::all_routes_are_here);
     answer_routes(program);
     drive(lock, kPhase, deadline, &UcxSession::all_keys_are_here);
@@ -206,22 +210,30 @@ Way UcxSession::wire_way(bool puts) const {
 void UcxSession::answer_routes(const Program& program) {
   const auto receives = by_peer(program.receives, &Region::from);
   make_rings();
+  const bool device_puts = device_ && register_device(receives, &Region::to, destination_zones_);
   std::byte* ring = rings_.data();
   for (const auto& [rank, regions] : receives) {
     Neighbor& neighbor = neighbors_.at(rank);
     if (neighbor.peer->shares_memory) {
-      const Way way{.ring = true, .chunk_bytes = slot_bytes_, .put_bytes = 0};
+      const Way way{
+          .ring = true,
+          .chunk_bytes = slot_bytes_,
+          .put_bytes = device_puts && takes_device_puts(neighbor) ? options_.device_put_bytes : 0};
       neighbor.in = compile_incoming(regions, program.stage_count, memory_, way,
                                      reinterpret_cast<Ring*>(ring), unpacker_.get());
       ring += Ring::bytes(slot_bytes_);
     } else {
-      const Way way = wire_way(!device_ && (*neighbor.route & kRoutePuts) != 0);
+      const Way way = wire_way(!device_ && *neighbor.route == kRoutePuts);
       neighbor.in =
           compile_incoming(regions, program.stage_count, memory_, way, nullptr, unpacker_.get());
-      add_zones(regions, &Region::to, memory_, way, destination_zones_);
+      if (!device_) {
+        add_zones(regions, &Region::to, memory_, way, destination_zones_);
+      }
     }
   }
-  destination_zones_.register_all(worker_->context());
+  if (!device_) {
+    destination_zones_.register_all(worker_->context(), MemorySpace::host);
+  }
   const std::string ring_key = rings_.bytes() > 0 ? rings_.key() : "";
   for (const auto& [rank, regions] : receives) {
     Neighbor& neighbor = neighbors_.at(rank);
@@ -235,11 +247,7 @@ void UcxSession::describe_paths() {
     const Neighbor& neighbor = neighbors_.at(traffic.peer);
     traffic.path = neighbor.peer->shares_memory ? "ring" : "wire";
     if (device_) {
-      const bool pinned =
-          neighbor.peer->shares_memory
-              ? (!neighbor.in || rings_pin_) && (!neighbor.out || neighbor.out->ring_pin)
-              : !neighbor.out || staging_pin_;
-      traffic.path += pinned ? " staged through pinned memory" : " staged through host memory";
+      traffic.path = device_path(neighbor);
     }
     traffic.path += " (" + neighbor.peer->lanes() + ")";
   }
@@ -353,7 +361,7 @@ void UcxSession::Moved::add_to(PeerTraffic& traffic, Clock::time_point start) co
 }
 
 void UcxSession::start(std::uint64_t version, Deadline) {
-  const CurrentDevice current = current_device();
+  const CurrentDevice current(device_);
   const Lock lock(worker_->mutex());
   report_.version = version;
   started_ = Clock::now();
@@ -371,7 +379,7 @@ void UcxSession::start(std::uint64_t version, Deadline) {
 
 RoundReport UcxSession::wait(Deadline deadline) {
   static const std::string kPhase = "round end";
-  const CurrentDevice current = current_device();
+  const CurrentDevice current(device_);
   Lock lock(worker_->mutex());
   waiting_ = true;
   for (stage_ = 0; stage_ < copies_.size(); ++stage_) {
@@ -407,6 +415,7 @@ std::optional<std::uint64_t> UcxSession::extra_bytes() const {
 void UcxSession::abort() noexcept {
   aborted_ = true;
   worker_->signal();
+  const CurrentDevice current(device_);
   const Lock lock(worker_->mutex());
   if (waiting_ || told_failure_) {
     return;  // wait() tells

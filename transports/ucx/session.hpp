@@ -156,7 +156,12 @@ class UcxSession final : public Session, private Receiver {
   bool copies_are_done();
   /// Waits for what the device has under way: nothing touches this rank's memory afterwards.
   void finish_device() noexcept;
-  CurrentDevice current_device() const;
+  /// Registers the memory of regions that are put from device to device, and says whether that can
+  /// be.
+  bool register_device(const std::map<Rank, PairRegions>& pairs, Endpoint Region::*end,
+                       Zones& zones);
+  bool takes_device_puts(const Neighbor& neighbor) const;
+  std::string device_path(const Neighbor& neighbor) const;
   bool put_rows(Neighbor& neighbor);
   bool end_round();
   /// Tells the rings that this rank sleeps, or no longer.

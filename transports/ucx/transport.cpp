@@ -16,7 +16,8 @@ constexpr std::string_view kWho = "transport 'ucx'";
 
 class UcxTransport final : public Transport {
  public:
-  explicit UcxTransport(const ucx::UcxOptions& options) : options_(options) {}
+  UcxTransport(const ucx::UcxOptions& options, std::optional<int> device)
+      : options_(options), device_(device) {}
 
   std::string_view name() const noexcept override { return "ucx"; }
 
@@ -24,7 +25,7 @@ class UcxTransport final : public Transport {
 
   void connect(Group& group, Deadline deadline) override {
     const auto error = error_of([&] {
-      worker_ = std::make_shared<ucx::Worker>(options_, group.rank());
+      worker_ = std::make_shared<ucx::Worker>(options_, group.rank(), device_);
       contact_ = worker_->contact().text();
     });
     // Connecting begins with a word from every rank, so that one that never comes is named.
@@ -74,6 +75,7 @@ class UcxTransport final : public Transport {
 
  private:
   ucx::UcxOptions options_;
+  std::optional<int> device_;
   std::shared_ptr<ucx::Worker> worker_;
   std::string contact_;
   Group* group_ = nullptr;
@@ -83,11 +85,12 @@ class UcxTransport final : public Transport {
 }  // namespace
 
 void add_transport_ucx(Registries& registries) {
-  registries.transports.add(
-      "ucx", "processes of one machine or of many; device memory through staging",
-      [](const TransportContext& context) {
-        return std::make_unique<UcxTransport>(ucx::UcxOptions::parse(context.options));
-      });
+  registries.transports.add("ucx",
+                            "processes of one machine or of many; device memory through staging",
+                            [](const TransportContext& context) {
+                              return std::make_unique<UcxTransport>(
+                                  ucx::UcxOptions::parse(context.options), context.device);
+                            });
 }
 
 }  // namespace m2n

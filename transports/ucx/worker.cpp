@@ -12,12 +12,19 @@
 #include <random>
 #include <sstream>
 
+#include "core/api/memory.hpp"
+
 namespace m2n::ucx {
 namespace {
 
 constexpr unsigned kMessageId = 1;
 /// How long closing endpoints by force may take.
 constexpr std::chrono::seconds kCloseLimit{2};
+
+std::shared_ptr<Context> make_context(const UcxOptions& options, std::optional<int> device) {
+  const CurrentDevice current(device);
+  return std::make_shared<Context>(options);
+}
 
 }  // namespace
 
@@ -72,6 +79,10 @@ std::string Peer::lanes() const {
   return lanes;
 }
 
+bool Peer::has_device_lane() const {
+  return (", " + lanes()).find(", cuda_ipc") != std::string::npos;
+}
+
 bool Peer::has_fast_lane() const {
   const std::string names = ", " + lanes();
   for (const char* const fast : {", rc", ", dc", ", ud", ", srd", ", cuda_ipc"}) {
@@ -95,11 +106,13 @@ Contact Contact::parse(const std::string& text) {
   return out;
 }
 
-Worker::Worker(const UcxOptions& options, Rank rank)
-    : estate_(std::make_unique<Estate>()),
-      context_(std::make_shared<Context>(options)),
+Worker::Worker(const UcxOptions& options, Rank rank, std::optional<int> device)
+    : device_(device),
+      estate_(std::make_unique<Estate>()),
+      context_(make_context(options, device)),
       errors_(options.errors),
       rank_(rank) {
+  const CurrentDevice current(device_);
   estate_->context = context_;
   ucp_worker_params_t params = {};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
@@ -119,6 +132,7 @@ Worker::Worker(const UcxOptions& options, Rank rank)
 }
 
 Worker::~Worker() {
+  const CurrentDevice current(device_);
   const std::lock_guard lock(mutex_);
   close_endpoints();
   if (under_way_ == 0) {
@@ -159,8 +173,8 @@ Peer& Worker::peer(Rank rank) {
   peer = std::make_unique<Peer>();
   peer->rank = rank;
   peer->shares_memory = shares_memory_with(rank);
-  peer->kernel_tells = peer->shares_memory && (errors_ == ErrorChoice::kernel ||
-                                               !Context::handles_errors_on_direct_lanes());
+  // Newer versions handle errors on direct lanes, but then reach a rank of this machine over TCP.
+  peer->kernel_tells = peer->shares_memory && errors_ != ErrorChoice::peer;
   if (peer->shares_memory) {
     peer->presence = open_segment(contact.process, contact.presence);
   }
@@ -264,7 +278,7 @@ void Worker::put(Peer& peer, std::span<const std::byte> bytes, const RegisteredM
   post(take_operation(), pending, bytes.size(), [&](ucp_request_param_t& param) {
     param.op_attr_mask |=
         UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FIELD_MEMH | UCP_OP_ATTR_FLAG_MULTI_SEND;
-    param.memory_type = UCS_MEMORY_TYPE_HOST;
+    param.memory_type = memory.type();
     param.memh = memory.get();
     return ucp_put_nbx(peer.endpoint, bytes.data(), bytes.size(), address, key.get(), &param);
   });

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -75,6 +76,8 @@ struct Peer {
   bool has_put_lane() const { return lanes().find(" rma") != std::string::npos; }
   /// True when a lane is as fast as what device memory is for: InfiniBand, RoCE, NVLink.
   bool has_fast_lane() const;
+  /// True when a lane goes from device to device (CUDA IPC).
+  bool has_device_lane() const;
 };
 
 /// How a rank is reached, for the others.
@@ -92,7 +95,9 @@ struct Contact {
 /// - Threads: every call under mutex(), except signal() and sleep().
 class Worker {
  public:
-  Worker(const UcxOptions& options, Rank rank);
+  /// @param device  That the rank's memory lies on, as far as is known: UCX looks for the current
+  /// one when it is made, progresses, and ends.
+  Worker(const UcxOptions& options, Rank rank, std::optional<int> device);
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
   /// Never waits for peers. Operations that a dead peer holds up are given up, with their memory.
@@ -147,6 +152,7 @@ class Worker {
   static void on_error(void* arg, ucp_ep_h endpoint, ucs_status_t status);
   void close_endpoints() noexcept;
 
+  std::optional<int> device_;
   std::unique_ptr<Estate> estate_;
   std::shared_ptr<Context> context_;
   ErrorChoice errors_;
