@@ -14,6 +14,7 @@
 
 #include "core/error.hpp"
 #include "core/tensor/cast.hpp"
+#include "core/tensor/copy_quantised.hpp"
 
 namespace m2n {
 namespace {
@@ -242,6 +243,9 @@ StridedCopy simplify(const StridedCopy& region) {
   const std::size_t rank = region.extents.size();
   expects(region.source_strides.size() == rank && region.destination_strides.size() == rank,
           "a stride for each dimension of a region on both sides");
+  const bool scaled = region.quantises();
+  expects(region.scale_strides.size() == (scaled ? rank : 0),
+          "a stride for each dimension in the scales of a region that quantises, and only there");
   StridedCopy simple;
   simple.source_dtype = region.source_dtype;
   simple.destination_dtype = region.destination_dtype;
@@ -252,6 +256,9 @@ StridedCopy simplify(const StridedCopy& region) {
       simple.extents = {0};
       simple.source_strides = {1};
       simple.destination_strides = {1};
+      if (scaled) {
+        simple.scale_strides = {0};
+      }
       return simple;
     }
     if (region.extents[d] == 1) {
@@ -269,6 +276,7 @@ StridedCopy simplify(const StridedCopy& region) {
   Dims extents;
   Dims sources;
   Dims destinations;
+  Dims scales;
   const auto spans = [](Index outer, Index inner, Index extent) {
     Index product = 0;
     return !__builtin_mul_overflow(inner, extent, &product) && product == outer;
@@ -280,27 +288,41 @@ StridedCopy simplify(const StridedCopy& region) {
     const Index destination = region.destination_strides[d];
     const std::size_t last = extents.size() - 1;
     if (!extents.empty() && spans(source, sources[last], extents[last]) &&
-        spans(destination, destinations[last], extents[last])) {
+        spans(destination, destinations[last], extents[last]) &&
+        (!scaled || spans(region.scale_strides[d], scales[last], extents[last]))) {
       extents[last] = checked_mul(extents[last], extent);
     } else {
       extents.push_back(extent);
       sources.push_back(source);
       destinations.push_back(destination);
+      if (scaled) {
+        scales.push_back(region.scale_strides[d]);
+      }
     }
   }
   std::reverse(extents.begin(), extents.end());
   std::reverse(sources.begin(), sources.end());
   std::reverse(destinations.begin(), destinations.end());
+  std::reverse(scales.begin(), scales.end());
   simple.extents = extents;
   simple.source_strides = sources;
   simple.destination_strides = destinations;
+  simple.scale_strides = scales;
   return simple;
 }
 
 void copy_region(const StridedCopy& region, const std::byte* source, std::byte* destination,
-                 bool bypass_cache) {
+                 bool bypass_cache, const std::byte* scales) {
   const DType from = region.source_dtype;
   const DType to = region.destination_dtype;
+  if (region.quantises()) {
+    const StridedCopy simple = simplify(region);
+    if (simple.extents.empty() || simple.extents[0] != 0) {
+      expects(scales != nullptr, "scales for a region that quantises");
+      copy_quantised(simple, source, scales, destination);
+    }
+    return;
+  }
   if (!can_cast(from, to)) {
     throw Error(Errc::bad_argument, "no cast from " + std::string(to_string(from)) + " to " +
                                         std::string(to_string(to)) +
