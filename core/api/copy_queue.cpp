@@ -18,17 +18,41 @@ class PlainCopyQueue final : public CopyQueue {
     lists_.push_back({.placed = {copies.begin(), copies.end()}});
     return lists_.size() - 1;
   }
-  void compile() override {}
+  void compile() override {
+    for (const Entries& list : lists_) {
+      for (const StagedCopy& entry : list.staged) {
+        if (is_quantised_elsewhere(entry) && entry.staged_bytes(true) > room_.bytes) {
+          room_ = {nullptr, entry.staged_bytes(true), entry.at.space, entry.at.device};
+        }
+      }
+    }
+    if (room_.bytes > 0) {
+      arena_ = memory_of(room_).reserve(room_.bytes, room_.device);
+      room_ = arena_->take(room_.bytes);
+    }
+  }
 
   Ticket run(List number, std::byte* staging) override {
     const Entries& list = lists_.at(number);
     for (const StagedCopy& entry : list.staged) {
       const LocalBuffer there =
           host_buffer(staging + entry.offset_bytes, entry.staged_bytes(list.pack));
-      copy_region(entry.copy, list.pack ? entry.at : there, list.pack ? there : entry.at);
+      if (is_quantised_elsewhere(entry)) {
+        memory_of(entry.at).quantise(entry.copy, entry.at, entry.scales, room_);
+        memory_of(room_).read(room_, {there.data, static_cast<std::size_t>(there.bytes)});
+      } else if (entry.copy.quantises()) {
+        copy_region(entry.copy, entry.at.data, there.data, false, entry.scales.data);
+      } else {
+        copy_region(entry.copy, list.pack ? entry.at : there, list.pack ? there : entry.at);
+      }
     }
     for (const PlacedCopy& entry : list.placed) {
-      copy_region(entry.copy, entry.from, entry.to);
+      if (entry.copy.quantises()) {
+        expects(entry.from.space == entry.to.space, "both ends of what quantises in one memory");
+        memory_of(entry.from).quantise(entry.copy, entry.from, entry.scales, entry.to);
+      } else {
+        copy_region(entry.copy, entry.from, entry.to);
+      }
     }
     return 0;
   }
@@ -47,7 +71,14 @@ class PlainCopyQueue final : public CopyQueue {
     return lists_.size() - 1;
   }
 
+  /// Memory quantises inside of itself alone.
+  static bool is_quantised_elsewhere(const StagedCopy& entry) {
+    return entry.copy.quantises() && entry.at.space != MemorySpace::host;
+  }
+
   std::vector<Entries> lists_;
+  std::unique_ptr<Arena> arena_;
+  LocalBuffer room_ = {};  // for what is quantised before it is staged
 };
 
 }  // namespace

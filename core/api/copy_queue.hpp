@@ -21,6 +21,7 @@ struct StagedCopy {
   StridedCopy copy;                ///< The staging's side is row-major.
   LocalBuffer at;                  ///< Starts with the region's first element.
   std::uint64_t offset_bytes = 0;  ///< Of the first element, in the staging.
+  LocalBuffer scales = {};         ///< Of a pack that quantises: the first element's.
 
   std::uint64_t staged_bytes(bool pack) const;
 };
@@ -30,6 +31,7 @@ struct PlacedCopy {
   StridedCopy copy;
   LocalBuffer from;  ///< Both start with the region's first element.
   LocalBuffer to;
+  LocalBuffer scales = {};  ///< Of a copy that quantises: the first element's.
 };
 
 /// Runs lists of copies, one after the other or several at a time.

@@ -100,7 +100,11 @@ std::string problem_digest(const Problem& problem, LayoutNumbers& layouts) {
     identity += dump_path_of(parameter.name) + " " + std::to_string(source) + " " +
                 std::to_string(destination) + (parameter.cast ? " 1 " : " 0 ") +
                 json_list(parameter.source.buffers) + " " +
-                json_list(parameter.destination.buffers) + "\n";
+                json_list(parameter.destination.buffers) +
+                (parameter.quantise ? " " + to_string(parameter.quantise->blocks) + " " +
+                                          dump_path_of(parameter.quantise->scales)
+                                    : "") +
+                "\n";
   }
   return sha256_hex(identity + layouts.json());
 }

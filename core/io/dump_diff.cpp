@@ -131,6 +131,14 @@ class FileComparison {
       if (one.cast != other.cast) {
         differ("parameters", subject, "is cast in one of them only");
       }
+      const auto said = [](const Parameter& p) {
+        return p.quantise ? to_string(p.quantise->blocks) + " under '" + p.quantise->scales + "'"
+                          : std::string("nowhere");
+      };
+      if (said(one) != said(other)) {
+        differ("parameters", subject,
+               "is quantised in blocks " + said(one) + " and " + said(other));
+      }
       compare_sides(subject, "source", one.source, other.source);
       compare_sides(subject, "destination", one.destination, other.destination);
     }

@@ -138,10 +138,16 @@ void DumpWriter::problem(const Problem& problem) {
   Column shape = table.column("shape", DType::i64, kMaxRank);
   Column cast = table.column("cast", DType::u8);
   Column bytes = table.column("bytes", DType::u64);
+  Column scales = table.column("scales", DType::i64);
+  Column blocks = table.column("blocks", DType::i64, kMaxRank);
   Column source_layout = table.column("source_layout", DType::u32);
   Column destination_layout = table.column("destination_layout", DType::u32);
   const std::string digest = problem_digest(problem, impl_->layouts);
-  for (const Parameter& parameter : parameters) {
+  for (std::uint32_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& parameter = parameters[i];
+    const auto holder = problem.scales_of(i);
+    scales.add(holder ? Index{*holder} : Index{-1});
+    append_padded(blocks, kMaxRank, holder ? parameter.quantise->blocks : Dims{}, 1);
     rank.add(static_cast<std::uint32_t>(parameter.shape.size()));
     append_padded(shape, kMaxRank, parameter.shape, 1);
     cast.add(static_cast<std::uint8_t>(parameter.cast));
@@ -149,7 +155,7 @@ void DumpWriter::problem(const Problem& problem) {
     source_layout.add(impl_->layouts.number_of(*parameter.source.layout));
     destination_layout.add(impl_->layouts.number_of(*parameter.destination.layout));
   }
-  finish(rank, shape, cast, bytes, source_layout, destination_layout);
+  finish(rank, shape, cast, bytes, scales, blocks, source_layout, destination_layout);
   experiment({{"problem_digest", digest}});
 
   const auto& ranges = impl_->layouts.ranges();

@@ -140,6 +140,21 @@ Problem DumpReader::problem() const {
     parameters[i].shape = parameters[i].source.layout->shape();
     parameters[i].cast = cast[i] != 0;
   }
+  if (has("/params/scales")) {
+    const auto scales = columns.values<std::int64_t>("/params/scales", rows);
+    const auto blocks = columns.positions("/params/blocks", rows, kMaxRank);
+    for (std::size_t i = 0; i < rows; ++i) {
+      if (scales[i] < 0) {
+        continue;
+      }
+      if (std::cmp_greater_equal(scales[i], rows)) {
+        columns.fail("has no parameter " + std::to_string(scales[i]) +
+                     ", which holds the scales of " + std::to_string(i));
+      }
+      parameters[i].quantise = Quantise{unpadded(blocks, i, kMaxRank, parameters[i].shape.size()),
+                                        parameters[static_cast<std::size_t>(scales[i])].name};
+    }
+  }
   Problem problem = Problem::make(std::move(parameters));
   LayoutNumbers numbers;
   const std::string digest = problem_digest(problem, numbers);

@@ -19,6 +19,8 @@
 ///     dtype              text[P]       at the source
 ///     destination_dtype  text[P]
 ///     rank u32[P], shape i64[P,8], cast u8[P], bytes u64[P] (whole, at the destination's dtype)
+///     scales i64[P], blocks i64[P,8]      of one that is quantised: row of the parameter that
+///                                         holds its scales, and extents of a block; otherwise -1
 ///     source_layout destination_layout u32[P]     index in /layouts
 ///     source_buffers destination_buffers text[P]  JSON list: names of the layout's buffer slots
 ///   /layouts             each distinct layout once

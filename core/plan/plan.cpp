@@ -6,10 +6,12 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/plan/regions.hpp"
 
 namespace m2n {
 
@@ -63,40 +65,6 @@ std::uint64_t Pattern::move_bytes(const Move& move) const {
 
 namespace {
 
-/// A holding's piece and dtype; scratch is row-major over its box.
-std::pair<Piece, DType> piece_of(const Pattern& pattern, std::uint32_t holding) {
-  const std::uint32_t sources = pattern.geometry.source_count();
-  if (holding < sources) {
-    return {pattern.geometry.source->pieces()[holding].piece, pattern.geometry.source->dtype()};
-  }
-  const DType dtype = pattern.geometry.destination->dtype();
-  const std::uint32_t destinations = pattern.geometry.destination_count();
-  if (holding < sources + destinations) {
-    return {pattern.geometry.destination->pieces()[holding - sources].piece, dtype};
-  }
-  const ScratchPiece& scratch = pattern.scratch[holding - sources - destinations];
-  return {{scratch.box, {0, scratch.offset_bytes, row_major(scratch.box.extents())}}, dtype};
-}
-
-/// What does not depend on the parameter: the region with slots for buffers, and a stage counted
-/// from 0.
-Region region_of(const Pattern& pattern, const Move& move) {
-  const auto [from, from_dtype] = piece_of(pattern, move.from);
-  const auto [to, to_dtype] = piece_of(pattern, move.to);
-  const Box& box = pattern.boxes[move.box];
-  const View from_view = narrow(from, box, bytes_of(from_dtype));
-  const View to_view = narrow(to, box, bytes_of(to_dtype));
-  Region region;
-  region.stage = move.stage;
-  region.from = {pattern.rank_of(move.from), pattern.role_of(move.from), from_view.buffer,
-                 from_view.offset_bytes};
-  region.to = {pattern.rank_of(move.to), pattern.role_of(move.to), to_view.buffer,
-               to_view.offset_bytes};
-  region.copy = simplify({box.extents(), from_view.strides, to_view.strides, from_dtype, to_dtype});
-  region.bytes = pattern.move_bytes(move);
-  return region;
-}
-
 void set_buffer(Endpoint& end, const Problem& problem, std::uint32_t parameter) {
   if (end.role != Role::scratch) {
     end.buffer = problem.buffers(end.role).of_parameter[parameter][end.buffer];
@@ -118,7 +86,7 @@ bool merge(Region& last, const Region& next) {
   const auto same_place = [](const Endpoint& a, const Endpoint& b) {
     return a.rank == b.rank && a.role == b.role && a.buffer == b.buffer;
   };
-  if (last.stage != next.stage || !same_place(last.from, next.from) ||
+  if (next.copy.quantises() || last.stage != next.stage || !same_place(last.from, next.from) ||
       !same_place(last.to, next.to) || last.copy.source_dtype != next.copy.source_dtype ||
       last.copy.destination_dtype != next.copy.destination_dtype || !contiguous(last.copy) ||
       !contiguous(next.copy) ||
@@ -189,6 +157,47 @@ class PendingRegions {
   std::vector<std::uint32_t> run_of_region_;
 };
 
+/// The regions of one rank, made once for all parameters that share them: those that follow a
+/// pattern, and whose scales lie alike where it quantises.
+class OwnRegions {
+ public:
+  OwnRegions(const Plan& plan, const Problem& problem, Rank rank) {
+    std::map<std::tuple<std::uint32_t, const Layout*, Dims>, std::uint32_t> known;
+    for (std::uint32_t i = 0; i < plan.pattern_of.size(); ++i) {
+      PatternScales scales;
+      if (const auto holder = problem.scales_of(i)) {
+        scales.layout = problem.parameters()[*holder].source.layout;
+        scales.blocks = problem.parameters()[i].quantise->blocks;
+      }
+      const auto [at, added] =
+          known.try_emplace({plan.pattern_of[i], scales.layout.get(), scales.blocks},
+                            static_cast<std::uint32_t>(lists_.size()));
+      if (added) {
+        lists_.emplace_back();
+        append(plan.patterns[plan.pattern_of[i]], rank, scales.layout ? &scales : nullptr);
+      }
+      list_of_.push_back(at->second);
+    }
+  }
+
+  const std::vector<Region>& of(std::uint32_t parameter) const {
+    return lists_[list_of_[parameter]];
+  }
+
+ private:
+  void append(const Pattern& pattern, Rank rank, const PatternScales* scales) {
+    const std::vector<bool> held = pattern.holdings_of(rank);
+    for (const Move& move : pattern.moves) {
+      if (held[move.from] || held[move.to]) {
+        append_regions(pattern, move, scales, lists_.back());
+      }
+    }
+  }
+
+  std::vector<std::vector<Region>> lists_;
+  std::vector<std::uint32_t> list_of_;  // [parameter]
+};
+
 }  // namespace
 
 Program make_program(const Plan& plan, const Problem& problem, Rank rank) {
@@ -201,15 +210,8 @@ Program make_program(const Plan& plan, const Problem& problem, Rank rank) {
   program.parameters.resize(plan.pattern_of.size());
   std::iota(program.parameters.begin(), program.parameters.end(), 0U);
 
-  std::vector<std::vector<Region>> own(plan.patterns.size());  // of each pattern
-  for (std::size_t p = 0; p < plan.patterns.size(); ++p) {
-    const Pattern& pattern = plan.patterns[p];
-    const std::vector<bool> held = pattern.holdings_of(rank);
-    for (const Move& move : pattern.moves) {
-      if (held[move.from] || held[move.to]) {
-        own[p].push_back(region_of(pattern, move));
-      }
-    }
+  const OwnRegions own(plan, problem, rank);
+  for (const Pattern& pattern : plan.patterns) {
     for (const ScratchPiece& piece : pattern.scratch) {
       if (piece.rank == rank) {
         const std::uint64_t bytes =
@@ -226,7 +228,7 @@ Program make_program(const Plan& plan, const Problem& problem, Rank rank) {
   PendingRegions copies;
   for (std::size_t i = 0; i < plan.pattern_of.size(); ++i) {
     const auto parameter = static_cast<std::uint32_t>(i);
-    const std::vector<Region>& regions = own[plan.pattern_of[i]];
+    const std::vector<Region>& regions = own.of(parameter);
     for (std::uint32_t number = 0; number < regions.size(); ++number) {
       const Region& region = regions[number];
       const bool sent = region.from.rank == rank;
@@ -243,11 +245,14 @@ Program make_program(const Plan& plan, const Problem& problem, Rank rank) {
     const std::vector<PendingRegion> entries = std::move(pending).take();
     out.reserve(entries.size());
     for (const PendingRegion& entry : entries) {
-      Region& region = out.emplace_back(own[plan.pattern_of[entry.parameter]][entry.number]);
+      Region& region = out.emplace_back(own.of(entry.parameter)[entry.number]);
       region.parameter = entry.parameter;
       region.stage += plan.first_stage[entry.parameter];
       set_buffer(region.from, problem, entry.parameter);
       set_buffer(region.to, problem, entry.parameter);
+      if (region.copy.quantises()) {
+        set_buffer(region.scales, problem, *problem.scales_of(entry.parameter));
+      }
       if (out.size() > 1 && merge(out[out.size() - 2], region)) {
         out.pop_back();
       }

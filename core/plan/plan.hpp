@@ -94,6 +94,7 @@ struct Region {
   Endpoint to;
   StridedCopy copy;
   std::uint64_t bytes = 0;  ///< At the destination's dtype.
+  Endpoint scales;          ///< Of the first element, where the copy quantises: on from.rank.
 };
 
 /// One rank's part of a plan. Sends and receives of a pair of ranks stand in the same order on both

@@ -164,6 +164,11 @@ Plan PlanBuilder::finish() && {
       }
       text += '\1';
     }
+    if (parameter.quantise) {
+      text += to_string(parameter.quantise->blocks);
+      text += parameter.quantise->scales;
+      text += '\2';
+    }
     append_raw(text, plan_.pattern_of[i] | std::uint64_t{plan_.first_stage[i]} << 32);
   }
   plan_.digest = sha256_hex(text);

@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/plan/quantise.hpp"
+#include "core/tensor/block_scales.hpp"
 #include "core/tensor/cast.hpp"
 
 namespace m2n {
@@ -57,11 +60,16 @@ void check_side(const Parameter& parameter, const Side& side, Role role) {
 void check_dtypes(const Parameter& parameter) {
   const DType from = parameter.source_dtype();
   const DType to = parameter.destination_dtype();
-  if (from == to) {
+  if (from == to || parameter.quantise) {
     return;
   }
   const std::string both = "the source has dtype " + std::string(to_string(from)) +
                            " and the destination " + std::string(to_string(to));
+  if (can_quantise(from, to)) {
+    bad_parameter(parameter.name, both +
+                                      ", and nothing says how to quantise it; make them equal or "
+                                      "set \"quantise\", with blocks and scales");
+  }
   if (!can_cast(from, to)) {
     bad_parameter(parameter.name, both + ", and there is no cast between them; make them equal");
   }
@@ -286,6 +294,44 @@ std::vector<Rank> ranks_of_side(const std::vector<Parameter>& parameters, Side P
   return {ranks.begin(), ranks.end()};
 }
 
+/// [parameter] the one that holds its scales, where it has any.
+std::unordered_map<std::uint32_t, std::uint32_t> find_scales(
+    const std::vector<Parameter>& parameters) {
+  std::unordered_map<std::string_view, std::uint32_t> numbers;
+  for (const Parameter& parameter : parameters) {
+    numbers.emplace(parameter.name, static_cast<std::uint32_t>(numbers.size()));
+  }
+  std::unordered_map<std::uint32_t, std::uint32_t> scales_of;
+  std::unordered_map<std::uint32_t, std::uint32_t> user_of;
+  std::set<std::tuple<const Layout*, DType, const Layout*, Dims>> checked;
+  for (std::uint32_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& parameter = parameters[i];
+    if (!parameter.quantise) {
+      continue;
+    }
+    const auto at = numbers.find(parameter.quantise->scales);
+    if (at == numbers.end()) {
+      check_quantised(parameter, nullptr);
+    }
+    const Parameter& scales = parameters[at->second];
+    const auto [user, first] = user_of.emplace(at->second, i);
+    if (!first) {
+      bad_parameter(parameter.name, "its scales, '" + scales.name + "', are already those of '" +
+                                        parameters[user->second].name +
+                                        "'; each needs a parameter of its own");
+    }
+    scales_of.emplace(i, at->second);
+    if (scales.quantise || scales.destination_dtype() != DType::f32 ||
+        checked
+            .emplace(parameter.source.layout.get(), parameter.destination_dtype(),
+                     scales.source.layout.get(), parameter.quantise->blocks)
+            .second) {
+      check_quantised(parameter, &scales);
+    }
+  }
+  return scales_of;
+}
+
 }  // namespace
 
 Problem Problem::make(std::vector<Parameter> parameters) {
@@ -305,6 +351,7 @@ Problem Problem::make(std::vector<Parameter> parameters) {
       check_source_cover(parameter);
     }
   }
+  problem.scales_of_ = find_scales(problem.parameters_);
   problem.source_buffers_ = number_buffers(problem.parameters_, &Parameter::source);
   problem.destination_buffers_ = number_buffers(problem.parameters_, &Parameter::destination);
   check_destination_memory(problem.parameters_, problem.destination_buffers_);
@@ -316,6 +363,11 @@ Problem Problem::make(std::vector<Parameter> parameters) {
     }
   }
   return problem;
+}
+
+std::optional<std::uint32_t> Problem::scales_of(std::uint32_t parameter) const {
+  const auto at = scales_of_.find(parameter);
+  return at == scales_of_.end() ? std::nullopt : std::optional(at->second);
 }
 
 const BufferTable& Problem::buffers(Role role) const {

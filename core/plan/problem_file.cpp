@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <map>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <utility>
 
@@ -13,6 +14,7 @@
 #include "core/io/json_reader.hpp"
 #include "core/layout/layout_json.hpp"
 #include "core/plan/problem.hpp"
+#include "core/plan/quantise.hpp"
 
 namespace m2n {
 namespace {
@@ -133,6 +135,45 @@ Side side_of(const JsonReader& value, const std::string& name, FileTensor tensor
   return side;
 }
 
+/// The blocks of the last dimensions; those before have blocks of one element.
+Dims blocks_of(const JsonReader& value, std::size_t rank) {
+  const Dims given = layout_json::dims(value);
+  if (given.size() > rank) {
+    value.fail("has " + std::to_string(given.size()) + " extents for a tensor of " +
+               std::to_string(rank) + " dimensions; give at most one a dimension");
+  }
+  Dims blocks = Dims::filled(rank - given.size(), 1);
+  for (const Index extent : given) {
+    if (extent < 1) {
+      value.fail("has an extent below 1; blocks have 1 or more elements a dimension");
+    }
+    blocks.push_back(extent);
+  }
+  return blocks;
+}
+
+Quantise quantise_of(const JsonReader& value, std::size_t rank) {
+  value.allow_keys({"blocks", "scales"});
+  return {blocks_of(value.at("blocks"), rank), std::string(value.at("scales").string())};
+}
+
+/// Parameters that hold scales and say nothing of their source hold them as the weights lie.
+void place_scales(std::vector<Parameter>& parameters, LayoutTable& table) {
+  for (const Parameter& weight : parameters) {
+    if (!weight.quantise || weight.quantise->blocks.size() != weight.shape.size()) {
+      continue;
+    }
+    const auto scales = std::find_if(parameters.begin(), parameters.end(), [&](const Parameter& p) {
+      return p.name == weight.quantise->scales && !p.source.layout;
+    });
+    if (scales != parameters.end()) {
+      check_scale_shape(weight, *scales);
+      scales->source = {table.intern(scales_layout(*weight.source.layout, weight.quantise->blocks)),
+                        {scales->name}};
+    }
+  }
+}
+
 }  // namespace
 
 Problem Problem::parse(std::string_view text, const std::string& where) {
@@ -142,11 +183,15 @@ Problem Problem::parse(std::string_view text, const std::string& where) {
   const std::vector<JsonReader> entries = root.at("parameters").items();
 
   FileTensors tensors;
+  std::set<std::string, std::less<>> scales;  // names of the parameters that hold them
   for (const JsonReader& entry : entries) {
     entry.allow_keys({"name", "dtype", "shape", "source", "destination"});
     const std::string name(entry.at("name").string());
     const DType dtype = entry.at("dtype").context<DType>(
         [](const JsonReader& value) { return dtype_from_string(value.string()); });
+    if (const auto quantise = entry.at("destination").find("quantise")) {
+      scales.emplace(quantise->at("scales").string());
+    }
     if (!tensors.emplace(name, FileTensor{dtype, layout_json::shape(entry.at("shape"))}).second) {
       entry.fail("declares parameter '" + name + "' a second time; names must be unique");
     }
@@ -170,15 +215,21 @@ Problem Problem::parse(std::string_view text, const std::string& where) {
                     where + ": " + key + " of parameter '" + parameter.name + "': " + error.what());
       }
     };
-    parameter.source = read_side("source", {"mesh", "placements", "fsdp1", "pieces", "dtype"});
-    parameter.destination =
-        read_side("destination", {"mesh", "placements", "fsdp1", "pieces", "dtype", "cast"});
+    if (!scales.contains(parameter.name) || entry.find("source")) {
+      parameter.source = read_side("source", {"mesh", "placements", "fsdp1", "pieces", "dtype"});
+    }
+    parameter.destination = read_side(
+        "destination", {"mesh", "placements", "fsdp1", "pieces", "dtype", "cast", "quantise"});
+    if (const auto quantise = entry.at("destination").find("quantise")) {
+      parameter.quantise = quantise_of(*quantise, parameter.shape.size());
+    }
     if (const auto cast = entry.at("destination").find("cast")) {
       parameter.cast = cast->boolean();
     }
     parameters.push_back(std::move(parameter));
   }
   try {
+    place_scales(parameters, table);
     return make(std::move(parameters));
   } catch (const Error& error) {
     throw Error(error.code(), where + ": " + error.what());

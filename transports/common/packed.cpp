@@ -21,8 +21,12 @@ void PackedPair::add_stage(std::span<const PlacedRegion> regions, std::uint64_t 
     // Strides may lead back, so a part need not lie behind the first element of its region.
     LocalBuffer view = regions[part.region].view;
     view.data += sending_ ? part.source_offset : part.destination_offset;
+    LocalBuffer scales = regions[part.region].scales;
+    if (scales.data != nullptr) {
+      scales.data += part.scale_offset;
+    }
     steps_.push_back({sending_ ? packed_at_destination(part.copy) : packed_at_source(part.copy),
-                      view, part.staging_offset});
+                      view, part.staging_offset, scales});
   }
   stage_end_.push_back(chunks_.size());
 }
@@ -38,7 +42,7 @@ std::span<const PackedPair::Step> PackedPair::steps_of(std::size_t chunk) const 
 
 void PackedPair::pack(std::size_t chunk, std::byte* staging) const {
   for (const Step& step : steps_of(chunk)) {
-    copy_region(step.copy, step.view.data, staging + step.staging_offset);
+    copy_region(step.copy, step.view.data, staging + step.staging_offset, false, step.scales.data);
   }
 }
 
@@ -55,7 +59,7 @@ std::vector<CopyQueue::List> PackedPair::add_to(CopyQueue& queue) const {
   for (std::size_t chunk = 0; chunk < chunks_.size(); ++chunk) {
     copies.clear();
     for (const Step& step : steps_of(chunk)) {
-      copies.push_back({step.copy, step.view, step.staging_offset});
+      copies.push_back({step.copy, step.view, step.staging_offset, step.scales});
     }
     lists.push_back(sending_ ? queue.add_pack(copies) : queue.add_unpack(copies));
   }

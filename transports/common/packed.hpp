@@ -14,10 +14,12 @@
 
 namespace m2n {
 
-/// A region, and where its first element lies on this side.
+/// A region, where its first element lies on this side, and where that element's scale does, where
+/// this side sends a region that quantises.
 struct PlacedRegion {
   StridedCopy copy;
   LocalBuffer view;
+  LocalBuffer scales = {};
 };
 
 /// Both ranks of a pair add the same regions in the same stages, and get the same chunks.
@@ -49,6 +51,7 @@ class PackedPair {
     StridedCopy copy;
     LocalBuffer view;
     std::uint64_t staging_offset;
+    LocalBuffer scales;
   };
 
   std::span<const Step> steps_of(std::size_t chunk) const;

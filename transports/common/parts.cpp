@@ -65,6 +65,9 @@ void cut(const Part& part, std::uint64_t limit, std::vector<Part>& out) {
     piece.copy.extents[0] = count;
     piece.source_offset += begin * part.copy.source_strides[0] * source_item;
     piece.destination_offset += begin * part.copy.destination_strides[0] * item;
+    if (part.copy.quantises()) {
+      piece.scale_offset += begin * part.copy.scale_strides[0] * Index{sizeof(float)};
+    }
     piece.bytes = slice * static_cast<std::uint64_t>(count);
     if (count == 1) {
       piece.copy = simplify(piece.copy);
@@ -85,6 +88,7 @@ StridedCopy packed_at_source(const StridedCopy& copy) {
   StridedCopy unpack = copy;
   unpack.source_strides = row_major(copy.extents);
   unpack.source_dtype = copy.destination_dtype;
+  unpack.scale_strides = {};
   return simplify(unpack);
 }
 
@@ -94,7 +98,7 @@ std::vector<Chunk> cut_into_chunks(std::span<const StridedCopy> regions, std::ui
   std::vector<Chunk> chunks;
   for (std::size_t i = 0; i < regions.size(); ++i) {
     const std::size_t first = parts.size();
-    cut({i, regions[i], 0, 0, 0, bytes_of_copy(regions[i])}, chunk_bytes, parts);
+    cut({i, regions[i], 0, 0, 0, bytes_of_copy(regions[i]), 0}, chunk_bytes, parts);
     for (std::size_t at = first; at < parts.size(); ++at) {
       Part& part = parts[at];
       const std::uint64_t begin =

@@ -21,7 +21,8 @@ namespace m2n {
 std::map<Rank, std::vector<const Region*>> by_peer(const std::vector<Region>& regions,
                                                    Endpoint Region::*end);
 
-/// A part of a region: its first element lies so many bytes from the region's, on either side.
+/// A part of a region: its first element lies so many bytes from the region's, on either side, and
+/// so does its scale where the copy quantises.
 struct Part {
   std::size_t region = 0;
   StridedCopy copy;
@@ -30,6 +31,7 @@ struct Part {
   std::uint64_t staging_offset =
       0;                    ///< In the chunk; without meaning for parts that are not staged.
   std::uint64_t bytes = 0;  ///< At the destination's dtype.
+  std::int64_t scale_offset = 0;
 };
 
 /// Bytes of @p copy at the destination's dtype.

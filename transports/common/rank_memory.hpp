@@ -51,6 +51,11 @@ struct RankMemory {
                ? device_scratch.from(end.offset_bytes)
                : host_buffer(scratch.data(), scratch.size()).from(end.offset_bytes);
   }
+
+  /// The scale of a region's first element; nowhere where the region does not quantise.
+  LocalBuffer scales_of(const Region& region) {
+    return region.copy.quantises() ? place(region.scales) : LocalBuffer{};
+  }
 };
 
 /// The device that buffers lie on; nothing when all are host memory.

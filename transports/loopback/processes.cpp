@@ -119,7 +119,8 @@ void compile(const std::vector<const Region*>& regions, bool sending, std::uint3
   for (std::uint32_t stage = 0; stage < stage_count; ++stage) {
     std::vector<PlacedRegion> placed;
     for (; at != regions.end() && (*at)->stage == stage; ++at) {
-      placed.push_back({(*at)->copy, memory.place(sending ? (*at)->from : (*at)->to)});
+      placed.push_back({(*at)->copy, memory.place(sending ? (*at)->from : (*at)->to),
+                        sending ? memory.scales_of(**at) : LocalBuffer{}});
     }
     pair.packed.add_stage(placed, pair.slot_bytes);
   }
@@ -319,7 +320,7 @@ class ProcessSession final : public Session {
     world_->check(phase);
     for (const Region& region : copies_[stage]) {
       copy_region(region.copy, memory_.address(region.from), memory_.address(region.to),
-                  bypass_cache);
+                  bypass_cache, memory_.scales_of(region).data);
     }
     while (true) {
       const std::uint32_t seen = front_.head().bell.rings.load();

@@ -68,7 +68,8 @@ struct Task {
   StridedCopy copy;
   const std::byte* source;
   std::byte* destination;
-  PairRounds* pair;  ///< Null inside of one rank.
+  const std::byte* scales;  ///< Of a copy that quantises, otherwise null.
+  PairRounds* pair;         ///< Null inside of one rank.
 };
 
 /// What the sessions of all ranks share: the work, and how far everyone is.

@@ -22,10 +22,12 @@ constexpr std::uint64_t kTaskBytes = 1 << 20;
 /// Cuts a region into tasks of at most kTaskBytes.
 void append_tasks(const Task& region, std::vector<Part>& parts, std::vector<Task>& out) {
   parts.clear();
-  cut({0, region.copy, 0, 0, 0, bytes_of_copy(region.copy)}, kTaskBytes, parts);
+  cut({0, region.copy, 0, 0, 0, bytes_of_copy(region.copy), 0}, kTaskBytes, parts);
   for (const Part& part : parts) {
     out.push_back({part.copy, region.source + part.source_offset,
-                   region.destination + part.destination_offset, region.pair});
+                   region.destination + part.destination_offset,
+                   region.scales == nullptr ? nullptr : region.scales + part.scale_offset,
+                   region.pair});
   }
 }
 
@@ -109,7 +111,7 @@ class ThreadSession final : public Session {
       while (const Task* task = shared_->take(stage)) {
         const TaskEnd end{*shared_};
         clock.enter(task->pair);
-        copy_region(task->copy, task->source, task->destination, bypass_cache);
+        copy_region(task->copy, task->source, task->destination, bypass_cache, task->scales);
       }
       clock.enter(nullptr);
       shared_->arrive(rank_);
@@ -235,7 +237,7 @@ std::unique_ptr<Session> prepare_in_threads(Group& group, const Program& program
       RankMemory& from = shared->memory[static_cast<std::size_t>(region.from.rank)];
       const auto pair = pairs.find(region.from.rank);
       append_tasks({region.copy, from.address(region.from), mine.address(region.to),
-                    pair == pairs.end() ? nullptr : pair->second},
+                    from.scales_of(region).data, pair == pairs.end() ? nullptr : pair->second},
                    parts, tasks[region.stage]);
       bytes += region.bytes;
     }

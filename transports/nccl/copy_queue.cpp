@@ -91,10 +91,11 @@ class CudaCopyQueue final : public CopyQueue {
   List add_copies(std::span<const PlacedCopy> copies) override {
     QueuedList list{.within = true};
     for (const PlacedCopy& entry : copies) {
-      if (!is_here(entry.from) || !is_here(entry.to)) {
+      if (!is_here(entry.from) || !is_here(entry.to) || !has_scales_here(entry)) {
         return add(on_host(host_->add_copies(copies)));
       }
-      list.regions.push_back({simplify(entry.copy), address_of(entry.from), address_of(entry.to)});
+      list.regions.push_back({simplify(entry.copy), address_of(entry.from), address_of(entry.to),
+                              address_of(entry.scales)});
     }
     return add(std::move(list));
   }
@@ -211,6 +212,11 @@ class CudaCopyQueue final : public CopyQueue {
     return buffer.space == MemorySpace::device && buffer.device == device_;
   }
 
+  template <class Copy>
+  bool has_scales_here(const Copy& entry) const {
+    return !entry.copy.quantises() || is_here(entry.scales);
+  }
+
   static QueuedList on_host(List number) {
     return {.way = QueuedList::Way::host, .host_list = number};
   }
@@ -218,12 +224,12 @@ class CudaCopyQueue final : public CopyQueue {
   List add_staged(std::span<const StagedCopy> copies, bool pack) {
     QueuedList list{.pack = pack};
     for (const StagedCopy& entry : copies) {
-      if (!is_here(entry.at)) {
+      if (!is_here(entry.at) || !has_scales_here(entry)) {
         return add(on_host(pack ? host_->add_pack(copies) : host_->add_unpack(copies)));
       }
       const std::uint64_t buffer = address_of(entry.at);
       list.regions.push_back({simplify(entry.copy), pack ? buffer : entry.offset_bytes,
-                              pack ? entry.offset_bytes : buffer});
+                              pack ? entry.offset_bytes : buffer, address_of(entry.scales)});
       list.staged_bytes =
           std::max(list.staged_bytes, entry.offset_bytes + entry.staged_bytes(pack));
     }

@@ -35,7 +35,8 @@ void UcxSession::open_device(const Program& program) {
     std::vector<PlacedCopy> copies;
     copies.reserve(regions.size());
     for (const Region& region : regions) {
-      copies.push_back({region.copy, memory_.place(region.from), memory_.place(region.to)});
+      copies.push_back({region.copy, memory_.place(region.from), memory_.place(region.to),
+                        memory_.scales_of(region)});
     }
     copy_lists_.push_back(unpacker_->add_copies(copies));
   }
@@ -165,7 +166,7 @@ void UcxSession::copy_stage() {
   }
   for (const Region& region : copies_[stage_]) {
     copy_region(region.copy, memory_.address(region.from), memory_.address(region.to),
-                bypass_cache_);
+                bypass_cache_, memory_.scales_of(region).data);
   }
 }
 

@@ -244,7 +244,7 @@ Outgoing compile_outgoing(const PairRegions& regions, std::uint32_t stage_count,
       const StridedCopy& copy = (*at)->copy;
       const LocalBuffer place = memory.place((*at)->from);
       if (!out.way.puts(copy)) {
-        packed.push_back({copy, place});
+        packed.push_back({copy, place, memory.scales_of(**at)});
         continue;
       }
       std::byte* const view = place.data;
