@@ -16,9 +16,11 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/tensor/block_scales.hpp"
 #include "core/tensor/blocks.hpp"
 #include "core/tensor/cast.hpp"
 #include "core/tensor/changes.hpp"
+#include "core/tensor/copy_quantised.hpp"
 #include "core/tensor/digest.hpp"
 
 namespace m2n {
@@ -27,6 +29,8 @@ namespace {
 constexpr std::uint64_t kCacheLine = 64;
 /// Elements that are looked at, or staged, at a time.
 constexpr Index kBlockElements = 1 << 16;
+/// Of a box that is quantised for its digest.
+constexpr Index kQuantisedElements = 32 << 20;
 constexpr Index kStagedBytes = 32 << 20;
 
 class HostArena final : public Arena {
@@ -147,6 +151,16 @@ class HostMemory final : public Memory {
   void copy(const StridedCopy& region, const LocalBuffer& from,
             const LocalBuffer& to) const override {
     m2n::copy_region(region, from.data, to.data);
+  }
+  void block_scales(std::span<const ScalesOf> boxes) const override {
+    for (const auto& [placed, scales] : boxes) {
+      m2n::block_scales(placed.box, scales.blocks, placed.dtype, placed.at.data, placed.strides,
+                        scales.at.data, scales.strides);
+    }
+  }
+  void quantise(const StridedCopy& region, const LocalBuffer& from, const LocalBuffer& scales,
+                const LocalBuffer& to) const override {
+    m2n::copy_region(region, from.data, to.data, false, scales.data);
   }
   void fill_synthetic(const Shape& shape, const Box& box, DType dtype, std::uint64_t seed,
                       const LocalBuffer& to, const Strides& strides) const override {
@@ -289,21 +303,81 @@ void copy_region(const StridedCopy& region, const LocalBuffer& from, const Local
   memory_of(host ? to : from).copy(region, from, to);
 }
 
+namespace {
+
+bool is_quantised(const DigestOf& entry) { return can_quantise(entry.placed.dtype, entry.as); }
+
+LocalBuffer moved(LocalBuffer buffer, Index bytes) {
+  buffer.data += bytes;  // strides may lead back, so what is left is not less than it says
+  return buffer;
+}
+
+/// Room for what is quantised, one after the other.
+struct QuantisedRoom {
+  std::unique_ptr<Arena> arena;
+  LocalBuffer at = {};
+
+  LocalBuffer of(const LocalBuffer& like, std::uint64_t bytes) {
+    if (at.bytes < bytes || at.space != like.space || at.device != like.device) {
+      arena = memory_of(like).reserve(bytes, like.device);
+      at = arena->take(bytes, 1);
+    }
+    return at;
+  }
+};
+
+/// Of a box that is quantised, through memory of its kind.
+std::uint64_t quantised_digest(const DigestOf& entry, QuantisedRoom& rooms) {
+  const auto& [shape, box, dtype, at, strides] = entry.placed;
+  const auto& [blocks, scales, scale_strides] = entry.scales;
+  if (box.empty()) {
+    return 0;
+  }
+  const Memory& memory = memory_of(at);
+  const auto bytes = static_cast<std::uint64_t>(std::min(box.volume(), kQuantisedElements));
+  const LocalBuffer room = rooms.of(at, bytes);
+  const auto item = static_cast<Index>(bytes_of(dtype));
+  const Dims origin = Dims::filled(box.rank(), 0);
+  const Index first_scale = element_offset(origin, scale_box(box, blocks).lo, scale_strides);
+  std::uint64_t sum = 0;
+  for_each_block(box, kQuantisedElements, [&](const Box& part) {
+    const Strides compact = row_major(part.extents());
+    const Index first = element_offset(box.lo, part.lo, strides);
+    for (const QuantisedPart& regular :
+         quantised_parts(part, dtype, strides, compact, blocks, scale_strides)) {
+      memory.quantise(regular.copy, moved(at, (first + regular.source_offset) * item),
+                      moved(scales, (regular.scale_offset - first_scale) * Index{sizeof(float)}),
+                      moved(room, regular.destination_offset));
+    }
+    sum += memory.digest_of_box(shape, part, entry.as, room, compact);
+  });
+  return sum;
+}
+
+}  // namespace
+
 std::vector<std::uint64_t> digests(std::span<const DigestOf> boxes) {
   const auto space_of = [](const DigestOf& box) { return box.placed.at.space; };
   if (boxes.empty()) {
     return {};
   }
-  if (std::all_of(boxes.begin(), boxes.end(),
-                  [&](const DigestOf& box) { return space_of(box) == space_of(boxes.front()); })) {
+  if (std::all_of(boxes.begin(), boxes.end(), [&](const DigestOf& box) {
+        return space_of(box) == space_of(boxes.front()) && !is_quantised(box);
+      })) {
     return memory_of(space_of(boxes.front())).digests(boxes);
   }
   std::vector<std::uint64_t> sums(boxes.size());
+  QuantisedRoom rooms;
+  for (std::size_t i = 0; i < boxes.size(); ++i) {
+    if (is_quantised(boxes[i])) {
+      sums[i] = quantised_digest(boxes[i], rooms);
+    }
+  }
   for (const MemorySpace space : {MemorySpace::host, MemorySpace::device}) {
     std::vector<DigestOf> here;
     std::vector<std::size_t> numbers;
     for (std::size_t i = 0; i < boxes.size(); ++i) {
-      if (space_of(boxes[i]) == space) {
+      if (space_of(boxes[i]) == space && !is_quantised(boxes[i])) {
         here.push_back(boxes[i]);
         numbers.push_back(i);
       }

@@ -54,10 +54,25 @@ struct PlacedBox {
   Strides strides;           ///< In elements, one a dimension.
 };
 
-/// A box whose elements are digested after a cast, where the types differ.
+/// The scales of a box whose elements are quantised (see core/tensor/block_scales.hpp).
+struct PlacedScales {
+  Dims blocks;      ///< Extents of a block, one a dimension of the box.
+  LocalBuffer at;   ///< f32; starts with the scale of the block that box.lo lies in.
+  Strides strides;  ///< In scales, one a dimension.
+};
+
+/// A box whose elements are digested after a cast, where the types differ; quantised under
+/// @p scales where those are f8_e4m3 and a float.
 struct DigestOf {
   PlacedBox placed;
   DType as = DType::f32;
+  PlacedScales scales = {};
+};
+
+/// A box of whole blocks, and the place for their scales.
+struct ScalesOf {
+  PlacedBox placed;
+  PlacedScales scales;
 };
 
 /// A box that must hold the values of a formula, cast to the type of its elements.
@@ -109,6 +124,12 @@ class Memory {
   virtual void copy(const StridedCopy& region, const LocalBuffer& from,
                     const LocalBuffer& to) const = 0;
 
+  /// block_scales() of core/tensor/block_scales.hpp, of each of @p boxes.
+  virtual void block_scales(std::span<const ScalesOf> boxes) const = 0;
+  /// copy_region() of a region that quantises, all three operands in this memory.
+  virtual void quantise(const StridedCopy& region, const LocalBuffer& from,
+                        const LocalBuffer& scales, const LocalBuffer& to) const = 0;
+
   /// For copies of this memory's buffers, all of one device, that are made again and again.
   virtual std::unique_ptr<CopyQueue> copy_queue(int device) const;
 
@@ -135,7 +156,7 @@ class Memory {
   void change(const PlacedBox& placed, std::uint64_t from, std::uint64_t to) const;  ///< Of one.
   Wrong compare(const PlacedBox& placed, const Formula& formula) const;              ///< Of one.
 
-  /// digest_of_box() of core/tensor/digest.hpp, of each of @p boxes.
+  /// digest_of_box() of core/tensor/digest.hpp, of each of @p boxes. No box is quantised here.
   virtual std::vector<std::uint64_t> digests(std::span<const DigestOf> boxes) const = 0;
   std::uint64_t digest_of_box(const Shape& shape, const Box& box, DType dtype,
                               const LocalBuffer& from, const Strides& strides) const;
@@ -172,7 +193,8 @@ void copy_region(const StridedCopy& region, const LocalBuffer& from, const Local
 /// Host memory as a buffer, for copy_region(). @p bytes is what is there.
 LocalBuffer host_buffer(std::byte* data, std::uint64_t bytes);
 
-/// Memory::digests() of boxes in memories of any kind.
+/// Memory::digests() of boxes in memories of any kind. Those that are quantised are so a bounded
+/// part at a time, in their memory.
 std::vector<std::uint64_t> digests(std::span<const DigestOf> boxes);
 /// Memory::change() of boxes in memories of any kind.
 void change(std::span<const PlacedBox> boxes, std::uint64_t from, std::uint64_t to);

@@ -196,6 +196,18 @@ class PagedMemory final : public Memory {
     pinned += range.size();
     return {range.data(), [bytes = range.size()](void*) { pinned -= bytes; }};
   }
+  void block_scales(std::span<const ScalesOf> boxes) const override {
+    std::vector<ScalesOf> here(boxes.begin(), boxes.end());
+    for (ScalesOf& entry : here) {
+      entry.placed = reachable(entry.placed);
+      entry.scales.at = reachable(entry.scales.at);
+    }
+    host().block_scales(here);
+  }
+  void quantise(const StridedCopy& region, const LocalBuffer& from, const LocalBuffer& scales,
+                const LocalBuffer& to) const override {
+    host().quantise(region, reachable(from), reachable(scales), reachable(to));
+  }
   void fill_synthetic(const Shape& shape, const Box& box, DType dtype, std::uint64_t seed,
                       const LocalBuffer& to, const Strides& strides) const override {
     host().fill_synthetic(shape, box, dtype, seed, reachable(to), strides);
@@ -250,6 +262,12 @@ class PagedSession final : public Session {
       for (const auto* regions : {&program_.receives, &program_.copies}) {
         for (const Region& region : *regions) {
           if (region.stage == stage) {
+            if (region.copy.quantises()) {
+              memory_of(MemorySpace::device)
+                  .quantise(region.copy, place(region.from), place(region.scales),
+                            place(region.to));
+              continue;
+            }
             copy_region(region.copy, place(region.from), place(region.to));
           }
         }

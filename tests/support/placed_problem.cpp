@@ -4,10 +4,15 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cmath>
 #include <optional>
 #include <tuple>
 
+#include "core/tensor/block_scales.hpp"
+#include "core/tensor/cast.hpp"
 #include "core/tensor/digest.hpp"
+#include "core/tensor/requantise.hpp"
 
 namespace m2n::testing {
 namespace {
@@ -70,6 +75,9 @@ class Generator {
       dtypes_.push_back(random_dtypes());
       parameters_.back().cast = dtypes_.back().first != dtypes_.back().second;
     }
+    if (limits_.casts && limits_.quantised && chance(35)) {
+      add_quantised();
+    }
     make_side(&Parameter::source, truth_.source, true);
     make_side(&Parameter::destination, truth_.destination, false);
     return {Problem::make(std::move(parameters_)), std::move(truth_)};
@@ -90,6 +98,76 @@ class Generator {
       room /= std::max<Index>(1, extent);
     }
     return shape;
+  }
+
+  /// A weight of up to four dimensions and its scales.
+  void add_quantised() {
+    static constexpr std::array kFloats = {DType::f32, DType::bf16, DType::f16};
+    Parameter weight;
+    weight.name = "q";
+    Dims blocks;
+    Index room = 3 * limits_.elements;
+    for (Index d = pick(0, 4); d > 0; --d) {
+      weight.shape.push_back(chance(4) ? 0
+                                       : pick(1, std::max<Index>(1, std::min<Index>(room, 24))));
+      room /= std::max<Index>(1, weight.shape[weight.shape.size() - 1]);
+      blocks.push_back(chance(30) ? 1 : pick(1, 8));
+    }
+    weight.quantise = Quantise{blocks, "q_scales"};
+    Parameter scales;
+    scales.name = "q_scales";
+    scales.shape = scale_shape(weight.shape, blocks);
+    const DType from = kFloats[static_cast<std::size_t>(pick(0, 2))];
+    const bool scales_first = chance(30);
+    for (int turn = 0; turn < 2; ++turn) {
+      const bool now_scales = (turn == 0) == scales_first;
+      parameters_.push_back(now_scales ? scales : weight);
+      dtypes_.emplace_back(now_scales ? DType::f32 : from,
+                           now_scales ? DType::f32 : DType::f8_e4m3);
+    }
+  }
+
+  std::optional<std::size_t> scales_of(std::size_t i) const {
+    if (parameters_[i].quantise) {
+      for (std::size_t k = 0; k < parameters_.size(); ++k) {
+        if (parameters_[k].name == parameters_[i].quantise->scales) {
+          return k;
+        }
+      }
+    }
+    return std::nullopt;
+  }
+  bool holds_scales(std::size_t i) const {
+    return std::any_of(parameters_.begin(), parameters_.end(), [&](const Parameter& p) {
+      return p.quantise && p.quantise->scales == parameters_[i].name;
+    });
+  }
+
+  /// Hands out whole blocks: a rank's indices of the scales say which blocks of the weight it has.
+  void place_quantised(std::size_t i) {
+    const std::size_t k = *scales_of(i);
+    const Shape& blocks_shape = parameters_[k].shape;
+    Dims mesh_dims;
+    std::vector<Placement> placements;
+    const Index size = random_mesh(blocks_shape, mesh_dims, placements);
+    std::vector<RankTensor> scales;
+    std::vector<RankTensor> weights;
+    for (const Rank rank : random_ranks(static_cast<std::size_t>(size))) {
+      const auto position = static_cast<Index>(scales.size());
+      scales.push_back({rank, lists_at(blocks_shape, mesh_dims, placements, position)});
+      RankTensor& weight = weights.emplace_back(RankTensor{rank, {}});
+      for (std::size_t d = 0; d < blocks_shape.size(); ++d) {
+        std::vector<Index>& list = weight.lists.emplace_back();
+        const Index block = parameters_[i].quantise->blocks[d];
+        for (const Index at : scales.back().lists[d]) {
+          for (Index e = at * block; e < std::min((at + 1) * block, parameters_[i].shape[d]); ++e) {
+            list.push_back(e);
+          }
+        }
+      }
+    }
+    place_in_views(&Parameter::source, truth_.source, i, dtypes_[i].first, weights);
+    place_in_views(&Parameter::source, truth_.source, k, DType::f32, scales);
   }
 
   std::pair<DType, DType> random_dtypes() {
@@ -121,21 +199,18 @@ class Generator {
       return;
     }
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (source && scales_of(i)) {
+        place_quantised(i);
+        continue;
+      }
+      if (source && holds_scales(i)) {
+        continue;  // placed with its weight
+      }
       const DType dtype = source ? dtypes_[i].first : dtypes_[i].second;
       const Shape& shape = parameters_[i].shape;
       Dims mesh_dims;
       std::vector<Placement> placements;
-      Index size = 1;
-      for (Index axis = pick(1, 3); axis > 0; --axis) {
-        const Index extent = pick(1, std::max<Index>(1, std::min<Index>(4, limits_.ranks / size)));
-        size *= extent;
-        mesh_dims.push_back(extent);
-        const Index kind = shape.empty() ? 0 : pick(0, 3);
-        const int dim = shape.empty() ? 0 : static_cast<int>(pick(0, Index(shape.size()) - 1));
-        placements.push_back(kind == 0   ? Placement::replicate()
-                             : kind == 3 ? Placement::strided_shard(dim, pick(1, 4))
-                                         : Placement::shard(dim));
-      }
+      const Index size = random_mesh(shape, mesh_dims, placements);
       const std::vector<Rank> ranks = random_ranks(static_cast<std::size_t>(size));
       std::vector<RankTensor> tensors;
       for (std::size_t position = 0; position < ranks.size(); ++position) {
@@ -151,6 +226,22 @@ class Generator {
         place_compact(places, i, dtype, tensors);
       }
     }
+  }
+
+  /// @return its ranks.
+  Index random_mesh(const Shape& shape, Dims& mesh_dims, std::vector<Placement>& placements) {
+    Index size = 1;
+    for (Index axis = pick(1, 3); axis > 0; --axis) {
+      const Index extent = pick(1, std::max<Index>(1, std::min<Index>(4, limits_.ranks / size)));
+      size *= extent;
+      mesh_dims.push_back(extent);
+      const Index kind = shape.empty() ? 0 : pick(0, 3);
+      const int dim = shape.empty() ? 0 : static_cast<int>(pick(0, Index(shape.size()) - 1));
+      placements.push_back(kind == 0   ? Placement::replicate()
+                           : kind == 3 ? Placement::strided_shard(dim, pick(1, 4))
+                                       : Placement::shard(dim));
+    }
+    return size;
   }
 
   Lists lists_at(const Shape& shape, const Dims& mesh, const std::vector<Placement>& placements,
@@ -285,6 +376,13 @@ class Generator {
     std::vector<std::size_t> members;
     std::vector<Shape> shapes;
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (source && scales_of(i)) {
+        place_quantised(i);
+        continue;
+      }
+      if (source && holds_scales(i)) {
+        continue;
+      }
       if (dtype_of(i) == dtype && !parameters_[i].shape.empty()) {
         members.push_back(i);
         shapes.push_back(parameters_[i].shape);
@@ -327,6 +425,66 @@ class Generator {
   std::map<std::tuple<bool, Rank, std::string>, std::uint64_t> buffer_end_;
 };
 
+float float_of(DType dtype, std::uint64_t bits) {
+  switch (dtype) {
+    case DType::bf16:
+      return f32_from_bf16(static_cast<std::uint16_t>(bits));
+    case DType::f16:
+      return f32_from_f16(static_cast<std::uint16_t>(bits));
+    default:
+      return std::bit_cast<float>(static_cast<std::uint32_t>(bits));
+  }
+}
+
+std::uint64_t bits_of_float(DType dtype, float value) {
+  switch (dtype) {
+    case DType::bf16:
+      return bf16_from_f32(value);
+    case DType::f16:
+      return f16_from_f32(value);
+    default:
+      return std::bit_cast<std::uint32_t>(value);
+  }
+}
+
+/// Of an element that will be quantised.
+std::uint64_t moderate_bits(DType dtype, std::uint32_t parameter, Index flat) {
+  const std::uint64_t random = test_bits(DType::u64, parameter, flat);
+  const float sign = random % 2 == 0 ? 1.0F : -1.0F;
+  if (test_bits(DType::u64, parameter, -1 - flat / 24) % 8 == 0) {
+    return bits_of_float(dtype, sign * 0.0F);  // also whole blocks
+  }
+  switch (random / 2 % 24) {
+    case 0:
+      return bits_of_float(dtype, sign * 0.0F);
+    case 1:
+      return bits_of_float(dtype, sign) | (random >> 32) % 4;
+    case 2:  // below the normal numbers
+      return (bits_of_float(dtype, sign * 0.0F)) | (1 + (random >> 32) % 100);
+    default:
+      break;
+  }
+  const float size = 1 + static_cast<float>(random >> 40) * 0x1p-24F;
+  return bits_of_float(dtype, sign * std::ldexp(size, static_cast<int>(random >> 32 & 15) - 9));
+}
+
+/// An element that is cast, or moved as it is.
+std::uint64_t cast_bits(DType from, DType to, std::uint64_t bits) {
+  return from == to ? bits : bits_of_float(to, float_of(from, bits));
+}
+
+/// Which block element @p flat of a tensor lies in, as a row-major number.
+Index block_number(const Shape& shape, const Dims& blocks, Index flat) {
+  Index number = 0;
+  Index below = 1;
+  for (std::size_t d = shape.size(); d-- > 0;) {
+    number += flat % shape[d] / blocks[d] * below;
+    below *= ceil_div(shape[d], blocks[d]);
+    flat /= shape[d];
+  }
+  return number;
+}
+
 }  // namespace
 
 PlacedProblem placed_problem(std::mt19937_64& random, const PlacedLimits& limits) {
@@ -335,6 +493,47 @@ PlacedProblem placed_problem(std::mt19937_64& random, const PlacedLimits& limits
 
 std::uint64_t test_bits(DType dtype, std::uint32_t parameter, Index flat) {
   return synthetic_bits(dtype, mix64(parameter + 1), static_cast<std::uint64_t>(flat));
+}
+
+TestValues::TestValues(const Problem& problem) : problem_(problem) {
+  for (std::uint32_t i = 0; i < problem.parameters().size(); ++i) {
+    const Parameter& weight = problem.parameters()[i];
+    const auto holder = problem.scales_of(i);
+    if (!holder) {
+      continue;
+    }
+    std::vector<float>& scales = scales_[*holder];
+    const Shape shape = problem.parameters()[*holder].shape;
+    scales.assign(static_cast<std::size_t>(element_count(shape)), 0);
+    for (Index flat = 0; flat < element_count(weight.shape); ++flat) {
+      float& largest = scales[static_cast<std::size_t>(
+          block_number(weight.shape, weight.quantise->blocks, flat))];
+      largest = std::max(largest, std::fabs(float_of(weight.source_dtype(), source(i, flat))));
+    }
+    for (float& scale : scales) {
+      scale = scale / 448.0F == 0 ? 1 : scale / 448.0F;
+    }
+  }
+}
+
+std::uint64_t TestValues::source(std::uint32_t parameter, Index flat) const {
+  const DType dtype = problem_.parameters()[parameter].source_dtype();
+  return problem_.scales_of(parameter) ? moderate_bits(dtype, parameter, flat)
+                                       : test_bits(dtype, parameter, flat);
+}
+
+std::uint64_t TestValues::destination(std::uint32_t parameter, Index flat) const {
+  const Parameter& p = problem_.parameters()[parameter];
+  if (const auto held = scales_.find(parameter); held != scales_.end()) {
+    return std::bit_cast<std::uint32_t>(held->second[static_cast<std::size_t>(flat)]);
+  }
+  const std::uint64_t bits = source(parameter, flat);
+  if (const auto holder = problem_.scales_of(parameter)) {
+    const float scale = scales_.at(
+        *holder)[static_cast<std::size_t>(block_number(p.shape, p.quantise->blocks, flat))];
+    return f8_e4m3_from_real(float_of(p.source_dtype(), bits) / scale);
+  }
+  return cast_bits(p.source_dtype(), p.destination_dtype(), bits);
 }
 
 }  // namespace m2n::testing

@@ -41,6 +41,8 @@ struct PlacedLimits {
   std::size_t parameters = 3;
   bool views = true;  ///< Fused and transposed buffers, odd offsets.
   bool casts = true;
+  /// With casts: now and then a parameter more, "q", that is quantised under "q_scales".
+  bool quantised = true;
 };
 
 /// Tensors of rank 0 to 4, meshes of 1 to 3 axes over permuted and gapped ranks, even, uneven,
@@ -50,5 +52,21 @@ PlacedProblem placed_problem(std::mt19937_64& random, const PlacedLimits& limits
 
 /// Bits of element @p flat of @p parameter at the source: differs between elements and parameters.
 std::uint64_t test_bits(DType dtype, std::uint32_t parameter, Index flat);
+
+/// What a problem's elements are at the source and must be at the destination, by an own rule, an
+/// element at a time. Those that are quantised are of moderate size; among them are zeros of either
+/// sign, some below the normal numbers, blocks of zeros, and some that differ by much.
+class TestValues {
+ public:
+  explicit TestValues(const Problem& problem);
+
+  /// Of parameters that hold scales: what a source finds there before it computes them.
+  std::uint64_t source(std::uint32_t parameter, Index flat) const;
+  std::uint64_t destination(std::uint32_t parameter, Index flat) const;
+
+ private:
+  const Problem& problem_;
+  std::map<std::uint32_t, std::vector<float>> scales_;  ///< By the parameter that holds them.
+};
 
 }  // namespace m2n::testing

@@ -7,9 +7,13 @@
 
 #include <boost/test/unit_test.hpp>
 #include <cstring>
+#include <limits>
 #include <mutex>
 #include <set>
 
+#include "core/api/memory.hpp"
+#include "core/api/scales.hpp"
+#include "core/tensor/block_scales.hpp"
 #include "core/tensor/cast.hpp"
 #include "tests/support/placed_problem.hpp"
 #include "tests/support/random_cases.hpp"
@@ -82,13 +86,6 @@ void write_bits(std::byte* to, DType dtype, std::uint64_t bits) {
   std::memcpy(to, &bits, bytes_of(dtype));
 }
 
-std::uint64_t cast_bits(DType from, DType to, std::uint64_t bits) {
-  std::uint64_t out = 0;
-  cast_elements(from, reinterpret_cast<const std::byte*>(&bits), to,
-                reinterpret_cast<std::byte*>(&out), 1);
-  return out;
-}
-
 std::vector<Bytes> allocate(const Problem& problem, Role role, Rank rank) {
   std::vector<Bytes> buffers;
   for (const std::uint64_t bytes : problem.buffer_bytes(role, rank)) {
@@ -103,6 +100,7 @@ std::size_t number_of(const BufferTable& table, const std::string& name) {
 }
 
 RankMemory filled(const PlacedProblem& placed, Rank rank) {
+  const testing::TestValues values(placed.problem);
   RankMemory memory{allocate(placed.problem, Role::source, rank),
                     allocate(placed.problem, Role::destination, rank)};
   for (const auto& [key, places] : placed.truth.source) {
@@ -113,13 +111,19 @@ RankMemory filled(const PlacedProblem& placed, Rank rank) {
     for (const Place& place : places) {
       const DType dtype = placed.problem.parameters()[place.parameter].source_dtype();
       write_bits(memory.source[buffer].data() + place.offset_bytes, dtype,
-                 testing::test_bits(dtype, place.parameter, place.flat));
+                 values.source(place.parameter, place.flat));
     }
   }
+  std::vector<LocalBuffer> source;
+  for (Bytes& bytes : memory.source) {
+    source.push_back({bytes.data(), bytes.size(), MemorySpace::host, 0});
+  }
+  compute_scales(placed.problem, rank, source);
   return memory;
 }
 
 std::vector<Bytes> expected(const PlacedProblem& placed, Rank rank) {
+  const testing::TestValues values(placed.problem);
   std::vector<Bytes> out = allocate(placed.problem, Role::destination, rank);
   for (const auto& [key, places] : placed.truth.destination) {
     if (key.first != rank) {
@@ -129,8 +133,7 @@ std::vector<Bytes> expected(const PlacedProblem& placed, Rank rank) {
     for (const Place& place : places) {
       const Parameter& p = placed.problem.parameters()[place.parameter];
       write_bits(out[buffer].data() + place.offset_bytes, p.destination_dtype(),
-                 cast_bits(p.source_dtype(), p.destination_dtype(),
-                           testing::test_bits(p.source_dtype(), place.parameter, place.flat)));
+                 values.destination(place.parameter, place.flat));
     }
   }
   return out;
@@ -258,18 +261,21 @@ BOOST_AUTO_TEST_CASE(the_list_kernel_writes_what_a_host_copy_writes_at_any_align
   std::mt19937_64 random(3);
   check(cudaSetDevice(0), "select a device");
   ListRunner runner;
-  for (int i = 0; i < 600; ++i) {
-    const auto [from, to] =
-        testing::kCopyTypes[static_cast<std::size_t>(i) % testing::kCopyTypes.size()];
+  std::vector<std::pair<DType, DType>> types = testing::kCopyTypes;
+  types.insert(types.end(), testing::kQuantisedTypes.begin(), testing::kQuantisedTypes.end());
+  for (int i = 0; i < 800; ++i) {
+    const auto [from, to] = types[static_cast<std::size_t>(i) % types.size()];
     const auto c = testing::random_copy(random, from, to, i % 5 == 0 ? 60 : 12);
     const Bytes source = random_bytes(c.source_bytes, random);
     Bytes expected_bytes = random_bytes(c.destination_bytes, random);
     const OnDevice device_source(source);
+    const OnDevice device_scales(c.scales);
     const OnDevice device_target(expected_bytes);
     copy_region(c.copy, source.data() + c.source_offset,
-                expected_bytes.data() + c.destination_offset);
+                expected_bytes.data() + c.destination_offset, false, c.first_scale());
     runner.run({{c.copy, at(device_source.data()) + c.source_offset,
-                 at(device_target.data()) + c.destination_offset}});
+                 at(device_target.data()) + c.destination_offset,
+                 at(device_scales.data()) + c.scale_offset}});
     BOOST_TEST_REQUIRE((device_target.read() == expected_bytes), "copy " << i);
   }
 }
@@ -295,9 +301,96 @@ BOOST_AUTO_TEST_CASE(casts_have_the_bits_of_the_host_for_every_half_and_every_bi
       const OnDevice device_target(Bytes(wanted.size()), shift);
       runner.run({{{{static_cast<Index>(count)}, {1}, {1}, from, to},
                    at(device_source.data()),
-                   at(device_target.data())}});
+                   at(device_target.data()),
+                   0}});
       BOOST_TEST((device_target.read() == wanted),
                  to_string(from) << " to " << to_string(to) << " shifted by " << shift);
+    }
+  }
+}
+
+/// Each value under scales from below the normal numbers to NaN: as many rows of all values.
+BOOST_AUTO_TEST_CASE(quantised_elements_have_the_bits_of_the_host_for_every_half_and_every_binade) {
+  check(cudaSetDevice(0), "select a device");
+  ListRunner runner;
+  std::mt19937_64 random(5);
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const std::vector<float> scales = {1.0F,      0.37F,     1000.0F,
+                                     0x1p-130F, kInfinity, std::numeric_limits<float>::quiet_NaN()};
+  const auto rows = static_cast<Index>(scales.size());
+  Bytes scale_bytes(scales.size() * sizeof(float));
+  std::memcpy(scale_bytes.data(), scales.data(), scale_bytes.size());
+  for (const auto& [from, to] : testing::kQuantisedTypes) {
+    const std::size_t count = bytes_of(from) == 2 ? 65'536 : std::size_t{1} << 22;
+    Bytes source(count * bytes_of(from));
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::uint64_t bits = bytes_of(from) == 2 ? i : (i << 10) | (random() & 0x3ff);
+      std::memcpy(source.data() + i * bytes_of(from), &bits, bytes_of(from));
+    }
+    const auto columns = static_cast<Index>(count);
+    const StridedCopy copy{{rows, columns}, {0, 1}, {columns, 1}, from, to, {1, 0}};
+    Bytes wanted(count * scales.size());
+    copy_region(copy, source.data(), wanted.data(), false, scale_bytes.data());
+    for (const std::uint64_t shift : {0U, 2U}) {
+      const OnDevice device_source(source, shift);
+      const OnDevice device_scales(scale_bytes, shift);
+      const OnDevice device_target(Bytes(wanted.size()), shift);
+      runner.run({{simplify(copy), at(device_source.data()), at(device_target.data()),
+                   at(device_scales.data())}});
+      BOOST_TEST((device_target.read() == wanted), to_string(from) << " shifted by " << shift);
+    }
+  }
+}
+
+/// Boxes of stacked experts with blocks that are cut short, in views of every kind.
+BOOST_AUTO_TEST_CASE(scales_and_quantised_digests_on_a_device_are_those_of_the_host) {
+  check(cudaSetDevice(0), "select a device");
+  std::mt19937_64 random(6);
+  const Memory& memory = memory_of(MemorySpace::device);
+  struct View {
+    Shape shape;
+    Dims blocks;
+    Strides strides;
+  };
+  const std::vector<View> views = {{{300, 512}, {128, 128}, {512, 1}},
+                                   {{300, 500}, {128, 128}, {504, 1}},
+                                   {{3, 200, 136}, {1, 128, 128}, {200 * 136, 136, 1}},
+                                   {{200, 130}, {128, 128}, {1, 203}},
+                                   {{7, 9}, {2, 4}, {9, 1}},
+                                   {{5}, {3}, {2}},
+                                   {{}, {}, {}},
+                                   {{40, 24}, {1, 1}, {24, 1}},
+                                   {{4, 3000}, {4, 3000}, {3000, 1}}};
+  for (const View& view : views) {
+    for (const auto& [from, to] : testing::kQuantisedTypes) {
+      for (const std::uint64_t shift : {0U, 3U}) {
+        const std::uint64_t item = bytes_of(from);
+        const Box box = Box::whole(view.shape);
+        const std::uint64_t bytes = byte_span(view.shape, {0, 0, view.strides}, item).end;
+        Bytes source(bytes);
+        for (std::uint64_t at = 0; at < bytes / item; ++at) {
+          const std::uint64_t bits = at % 11 == 0 ? 0 : synthetic_bits(from, random(), at);
+          std::memcpy(source.data() + at * item, &bits, item);
+        }
+        const Shape grid = scale_shape(view.shape, view.blocks);
+        const Strides compact = row_major(grid);
+        Bytes wanted(static_cast<std::uint64_t>(element_count(grid)) * sizeof(float));
+        block_scales(box, view.blocks, from, source.data(), view.strides, wanted.data(), compact);
+        const OnDevice device_source(source, shift);
+        const OnDevice device_scales(Bytes(wanted.size()), shift);
+        const ScalesOf one{{view.shape, box, from, device_source.buffer(), view.strides},
+                           {view.blocks, device_scales.buffer(), compact}};
+        const ScalesOf both[] = {one, one};
+        memory.block_scales(both);
+        const std::string what = to_string(view.shape) + " of " + std::string(to_string(from));
+        BOOST_TEST((device_scales.read() == wanted), what);
+        const DigestOf here{one.placed, to, one.scales};
+        const DigestOf there{
+            {view.shape, box, from, host_buffer(source.data(), bytes), view.strides},
+            to,
+            {view.blocks, host_buffer(wanted.data(), wanted.size()), compact}};
+        BOOST_TEST(digests({&here, 1}).front() == digests({&there, 1}).front(), what);
+      }
     }
   }
 }

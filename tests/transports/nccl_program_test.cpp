@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/tensor/block_scales.hpp"
 #include "core/tensor/cast.hpp"
 #include "tests/transports/nccl_random_copy.hpp"
 #include "transports/nccl/process.hpp"
@@ -27,17 +28,22 @@ namespace m2n::nccl {
 namespace {
 
 using testing::Bytes;
-using testing::kCopyTypes;
 using testing::random_bytes;
 using testing::random_copy;
 using testing::RandomCopy;
+
+const std::vector<std::pair<DType, DType>> kAllTypes = [] {
+  std::vector<std::pair<DType, DType>> all = testing::kCopyTypes;
+  all.insert(all.end(), testing::kQuantisedTypes.begin(), testing::kQuantisedTypes.end());
+  return all;
+}();
 
 std::uint64_t address_of(const Bytes& bytes, std::uint64_t offset = 0) {
   return reinterpret_cast<std::uint64_t>(bytes.data()) + offset;
 }
 
 Placed run(std::uint64_t source, std::uint64_t destination, Index bytes) {
-  return {{{bytes}, {1}, {1}, DType::u8, DType::u8}, source, destination};
+  return {{{bytes}, {1}, {1}, DType::u8, DType::u8}, source, destination, 0};
 }
 
 /// What the list kernel does, one element of one unit at a time, as its comment says. Counts how
@@ -54,12 +60,14 @@ void run_list(const Tables& tables, const ListSlice& slice, DType from, DType to
       const std::uint64_t in_row = unit % task.row_units;
       std::uint64_t source = task.source;
       std::uint64_t destination = task.destination;
+      std::uint64_t scales = task.scales;
       for (std::uint32_t l = 0; l < task.loop_count; ++l) {
         const Loop& loop = tables.loops[task.first_loop + l];
         const auto at = static_cast<std::int64_t>(row % loop.extent);
         row /= loop.extent;
         source += static_cast<std::uint64_t>(at * loop.source_step);
         destination += static_cast<std::uint64_t>(at * loop.destination_step);
+        scales += static_cast<std::uint64_t>(at * loop.scale_step);
       }
       if (task.convert == Convert::none) {
         const std::uint64_t segment = destination / 16 * 16 + in_row * 16;
@@ -74,6 +82,13 @@ void run_list(const Tables& tables, const ListSlice& slice, DType from, DType to
       const std::uint64_t elements = task.row_bytes / bytes_of(to);
       const std::uint64_t first = in_row * kCastUnit;
       const std::uint64_t count = std::min(kCastUnit, elements - first);
+      if (can_quantise(from, to)) {
+        float scale = 0;
+        std::memcpy(&scale, reinterpret_cast<const void*>(scales), sizeof scale);
+        quantise_f8_e4m3(from, reinterpret_cast<const std::byte*>(source + first * bytes_of(from)),
+                         scale, reinterpret_cast<std::byte*>(destination + first), count);
+        continue;
+      }
       cast_elements(from, reinterpret_cast<const std::byte*>(source + first * bytes_of(from)), to,
                     reinterpret_cast<std::byte*>(destination + first * bytes_of(to)), count);
     }
@@ -87,16 +102,18 @@ BOOST_AUTO_TEST_SUITE(nccl_program)
 BOOST_AUTO_TEST_CASE(a_list_writes_the_bytes_that_a_host_copy_writes_and_no_other) {
   std::mt19937_64 random(7);
   for (int i = 0; i < 3000; ++i) {
-    const auto [from, to] = kCopyTypes[static_cast<std::size_t>(i) % kCopyTypes.size()];
+    const auto [from, to] = kAllTypes[static_cast<std::size_t>(i) % kAllTypes.size()];
     const RandomCopy c = random_copy(random, from, to, i % 7 == 0 ? 40 : 9);
     const Bytes source = random_bytes(c.source_bytes, random);
     const Bytes before = random_bytes(c.destination_bytes, random);
     Bytes expected = before;
     Bytes got = before;
-    copy_region(c.copy, source.data() + c.source_offset, expected.data() + c.destination_offset);
+    copy_region(c.copy, source.data() + c.source_offset, expected.data() + c.destination_offset,
+                false, c.first_scale());
     Tables tables;
-    const std::vector<Placed> regions = {
-        {c.copy, address_of(source, c.source_offset), address_of(got, c.destination_offset)}};
+    const std::vector<Placed> regions = {{c.copy, address_of(source, c.source_offset),
+                                          address_of(got, c.destination_offset),
+                                          address_of(c.scales, c.scale_offset)}};
     run_list(tables, append_list(regions, tables), from, to);
     BOOST_TEST_REQUIRE((got == expected), "copy " << i);
   }
@@ -223,9 +240,10 @@ void move_by_wire(const std::vector<RandomCopy>& copies, const WireLimits& limit
     got.push_back(random_bytes(c.destination_bytes, random));
     expected.push_back(got.back());
     copy_region(c.copy, sources.back().data() + c.source_offset,
-                expected.back().data() + c.destination_offset);
-    send.regions.push_back({c.copy, address_of(sources.back(), c.source_offset), 0});
-    receive.regions.push_back({c.copy, 0, address_of(got.back(), c.destination_offset)});
+                expected.back().data() + c.destination_offset, false, c.first_scale());
+    send.regions.push_back({c.copy, address_of(sources.back(), c.source_offset), 0,
+                            address_of(c.scales, c.scale_offset)});
+    receive.regions.push_back({c.copy, 0, address_of(got.back(), c.destination_offset), 0});
   }
   const std::uint64_t slot = slot_bytes_for(1, limits);
   Bytes out(2 * slot + 256);
@@ -265,7 +283,7 @@ void move_by_wire(const std::vector<RandomCopy>& copies, const WireLimits& limit
 BOOST_AUTO_TEST_CASE(a_wire_delivers_any_regions_through_bounded_chunks) {
   std::mt19937_64 random(11);
   for (int i = 0; i < 300; ++i) {
-    const auto [from, to] = kCopyTypes[static_cast<std::size_t>(i) % kCopyTypes.size()];
+    const auto [from, to] = kAllTypes[static_cast<std::size_t>(i) % kAllTypes.size()];
     std::vector<RandomCopy> copies;
     const std::size_t count = 1 + random() % 12;
     for (std::size_t c = 0; c < count; ++c) {

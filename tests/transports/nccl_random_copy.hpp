@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <numeric>
 #include <random>
 #include <utility>
@@ -34,6 +35,9 @@ struct RandomCopy {
   std::uint64_t destination_offset = 0;
   std::uint64_t source_bytes = 0;
   std::uint64_t destination_bytes = 0;
+  Bytes scales;  ///< Of a copy that quantises; any offset.
+  std::uint64_t scale_offset = 0;
+  const std::byte* first_scale() const { return scales.data() + scale_offset; }
 };
 
 inline Strides random_strides(const Shape& extents, std::mt19937_64& random, Index& elements) {
@@ -48,6 +52,22 @@ inline Strides random_strides(const Shape& extents, std::mt19937_64& random, Ind
   }
   elements = step + 1;
   return strides;
+}
+
+/// Positive scales, with dimensions that have but one.
+inline void add_scales(RandomCopy& out, std::mt19937_64& random) {
+  Index elements = 0;
+  out.copy.scale_strides = random_strides(out.copy.extents, random, elements);
+  for (Index& stride : out.copy.scale_strides) {
+    stride = random() % 2 == 0 ? 0 : stride;
+  }
+  out.scale_offset = random() % 40;
+  out.scales.resize(out.scale_offset + static_cast<std::uint64_t>(elements + 1) * sizeof(float));
+  for (Index i = 0; i <= elements; ++i) {
+    const float scale = static_cast<float>(1 + random() % 1'000'000) * 0x1p-16F;
+    std::memcpy(out.scales.data() + out.scale_offset + static_cast<std::uint64_t>(i) * sizeof scale,
+                &scale, sizeof scale);
+  }
 }
 
 inline RandomCopy random_copy(std::mt19937_64& random, DType from, DType to, Index limit) {
@@ -76,6 +96,9 @@ inline RandomCopy random_copy(std::mt19937_64& random, DType from, DType to, Ind
   out.source_bytes = out.source_offset + static_cast<std::uint64_t>(source + 1) * bytes_of(from);
   out.destination_bytes =
       out.destination_offset + static_cast<std::uint64_t>(destination + 1) * bytes_of(to);
+  if (out.copy.quantises()) {
+    add_scales(out, random);
+  }
   out.copy = simplify(out.copy);
   return out;
 }
@@ -85,5 +108,8 @@ inline const std::vector<std::pair<DType, DType>> kCopyTypes = {
     {DType::i64, DType::i64},  {DType::f32, DType::bf16},  {DType::f32, DType::f16},
     {DType::bf16, DType::f32}, {DType::f16, DType::bf16},  {DType::bf16, DType::f16},
     {DType::f16, DType::f32}};
+
+inline const std::vector<std::pair<DType, DType>> kQuantisedTypes = {
+    {DType::f32, DType::f8_e4m3}, {DType::bf16, DType::f8_e4m3}, {DType::f16, DType::f8_e4m3}};
 
 }  // namespace m2n::testing

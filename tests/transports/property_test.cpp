@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <boost/test/unit_test.hpp>
 #include <chrono>
 #include <cstring>
@@ -16,8 +15,8 @@
 #include <thread>
 
 #include "core/api/builtin.hpp"
+#include "core/api/scales.hpp"
 #include "core/rendezvous/thread_group.hpp"
-#include "core/tensor/cast.hpp"
 #include "tests/support/placed_problem.hpp"
 #include "tests/support/random_cases.hpp"
 #include "tests/support/ranks.hpp"
@@ -42,24 +41,6 @@ struct RankMemory {
 
 void write_bits(std::byte* at, DType dtype, std::uint64_t bits) {
   std::memcpy(at, &bits, bytes_of(dtype));  // little-endian, as every platform that we build for
-}
-
-/// The bits that must arrive: cast by an own rule, one element at a time.
-std::uint64_t cast_bits(DType from, DType to, std::uint64_t bits) {
-  if (from == to) {
-    return bits;
-  }
-  float value = 0;
-  if (from == DType::f32) {
-    value = std::bit_cast<float>(static_cast<std::uint32_t>(bits));
-  } else {
-    value = from == DType::bf16 ? f32_from_bf16(static_cast<std::uint16_t>(bits))
-                                : f32_from_f16(static_cast<std::uint16_t>(bits));
-  }
-  if (to == DType::f32) {
-    return std::bit_cast<std::uint32_t>(value);
-  }
-  return to == DType::bf16 ? bf16_from_f32(value) : f16_from_f32(value);
 }
 
 std::vector<std::vector<std::byte>> allocate(const Problem& problem, Role role, Rank rank) {
@@ -99,6 +80,7 @@ class Lane {
     const Plan plan =
         registries_.planners.create(planner, {})->plan(problem, Topology::single_island(kRanks));
     check_plan(plan, problem);
+    const testing::TestValues values(problem);
     std::vector<RankMemory> memory(kRanks);
     for (Rank rank = 0; rank < kRanks; ++rank) {
       memory[slot(rank)].source = allocate(problem, Role::source, rank);
@@ -109,11 +91,14 @@ class Lane {
       for (const Place& place : places) {
         const DType dtype = problem.parameters()[place.parameter].source_dtype();
         write_bits(memory[slot(key.first)].source[buffer].data() + place.offset_bytes, dtype,
-                   testing::test_bits(dtype, place.parameter, place.flat));
+                   values.source(place.parameter, place.flat));
       }
     }
+    for (Rank rank = 0; rank < kRanks; ++rank) {
+      compute_scales(problem, rank, lend(memory[slot(rank)].source));
+    }
     move(problem, plan, memory);
-    return compare(placed, memory);
+    return compare(placed, values, memory);
   }
 
  private:
@@ -152,7 +137,8 @@ class Lane {
   }
 
   /// Every byte of every destination buffer, those that belong to no element too.
-  static std::string compare(const PlacedProblem& placed, std::vector<RankMemory>& memory) {
+  static std::string compare(const PlacedProblem& placed, const testing::TestValues& values,
+                             std::vector<RankMemory>& memory) {
     const Problem& problem = placed.problem;
     std::vector<RankMemory> expected(kRanks);
     for (Rank rank = 0; rank < kRanks; ++rank) {
@@ -162,11 +148,8 @@ class Lane {
       const std::size_t buffer = number_of(problem.buffers(Role::destination), key.second);
       for (const Place& place : places) {
         const Parameter& parameter = problem.parameters()[place.parameter];
-        write_bits(
-            expected[slot(key.first)].destination[buffer].data() + place.offset_bytes,
-            parameter.destination_dtype(),
-            cast_bits(parameter.source_dtype(), parameter.destination_dtype(),
-                      testing::test_bits(parameter.source_dtype(), place.parameter, place.flat)));
+        write_bits(expected[slot(key.first)].destination[buffer].data() + place.offset_bytes,
+                   parameter.destination_dtype(), values.destination(place.parameter, place.flat));
       }
     }
     for (Rank rank = 0; rank < kRanks; ++rank) {

@@ -3,7 +3,7 @@
 #pragma once
 
 /// @file
-/// Casts on the device: word for word the rules of core/tensor/cast.cpp.
+/// Casts on the device: word for word the rules of core/tensor/cast.cpp and block_scales.cpp.
 
 #include <cstdint>
 
@@ -51,6 +51,38 @@ __device__ inline u32 f32_of_f16(u32 f16) {
   return sign | choose(magnitude >= 0x7c00u, special, finite);
 }
 
+/// An element, from a value over its scale.
+__device__ inline u32 f8_of_f32(u32 f32) {
+  const u32 magnitude = f32 & 0x7fffffffu;
+  const u32 kept = min(magnitude, __float_as_uint(448.0f));
+  const u32 power = max(kept & 0x7f800000u, 121u << 23) + (20u << 23);
+  const u32 sum = __float_as_uint(__fadd_rn(__uint_as_float(kept), __uint_as_float(power)));
+  const u32 size = ((power >> 23) - 141u) * 8u + (sum & 0x1fu);
+  return choose(magnitude > 0x7f800000u, 0x7fu, (f32 >> 24 & 0x80u) | size);
+}
+
+/// block_scale() of the largest magnitude.
+__device__ inline float scale_of(float largest) {
+  const float scale = __fdiv_rn(largest, 448.0f);
+  if (scale != scale) {
+    return __uint_as_float(0x7fc00000u);
+  }
+  return scale == 0.0f ? 1.0f : scale;
+}
+
+__device__ inline bool quantises(Convert convert) { return convert >= Convert::f32_to_f8; }
+
+/// The value of an element that will be quantised.
+__device__ inline float value_of(Convert convert, u32 bits) {
+  return __uint_as_float(convert == Convert::bf16_to_f8  ? f32_of_bf16(bits)
+                         : convert == Convert::f16_to_f8 ? f32_of_f16(bits)
+                                                         : bits);
+}
+
+__device__ inline u32 quantise(Convert convert, u32 bits, float scale) {
+  return f8_of_f32(__float_as_uint(__fdiv_rn(value_of(convert, bits), scale)));
+}
+
 __device__ inline u32 cast(Convert convert, u32 bits) {
   switch (convert) {
     case Convert::f32_to_bf16:
@@ -66,6 +98,9 @@ __device__ inline u32 cast(Convert convert, u32 bits) {
     case Convert::f16_to_bf16:
       return bf16_of_f32(f32_of_f16(bits));
     case Convert::none:
+    case Convert::f32_to_f8:
+    case Convert::bf16_to_f8:
+    case Convert::f16_to_f8:
       break;
   }
   return bits;

@@ -83,8 +83,8 @@ class Compiler {
   void sort_regions() {
     for (const Region& region : program_.copies) {
       if (region.bytes > 0) {
-        work_[region.stage].local.push_back(
-            {region.copy, memory_.address(region.from), memory_.address(region.to)});
+        work_[region.stage].local.push_back({region.copy, memory_.address(region.from),
+                                             memory_.address(region.to), scales_of(region)});
       }
     }
     for (const Region& region : program_.sends) {
@@ -99,6 +99,10 @@ class Compiler {
     }
   }
 
+  std::uint64_t scales_of(const Region& region) const {
+    return region.copy.quantises() ? memory_.address(region.scales) : 0;
+  }
+
   void sort_send(const Region& region) {
     const auto to = static_cast<std::size_t>(region.to.rank);
     StageWork& work = work_[region.stage];
@@ -106,11 +110,12 @@ class Compiler {
     if (path == Path::wire) {
       PairRegions& pair = work.wire_sends[to];
       pair.peer = region.to.rank;
-      pair.regions.push_back({region.copy, memory_.address(region.from), 0});
+      pair.regions.push_back({region.copy, memory_.address(region.from), 0, scales_of(region)});
       return;
     }
     (path == Path::local ? work.local : work.remote)
-        .push_back({region.copy, memory_.address(region.from), links_.address(region.to)});
+        .push_back({region.copy, memory_.address(region.from), links_.address(region.to),
+                    scales_of(region)});
     work.to.insert(to);
     if (region.to.role == Role::scratch) {
       work.to_scratch.insert(to);
@@ -123,7 +128,7 @@ class Compiler {
     if (links_.from.at(from) == Path::wire) {
       PairRegions& pair = work.wire_receives[from];
       pair.peer = region.from.rank;
-      pair.regions.push_back({region.copy, 0, memory_.address(region.to)});
+      pair.regions.push_back({region.copy, 0, memory_.address(region.to), 0});
       return;
     }
     work.from.insert(from);

@@ -21,10 +21,12 @@ struct RowPlace {
   u64 source;
   u64 destination;
   u64 unit;  ///< In the row.
+  u64 scale = 0;
 };
 
+template <bool kScaled = false>
 __device__ inline RowPlace place_of(const Task& task, const Loop* __restrict__ loops, u64 unit) {
-  RowPlace place{task.source, task.destination, unit};
+  RowPlace place{task.source, task.destination, unit, task.scales};
   if (task.loop_count == 0) {
     return place;
   }
@@ -43,11 +45,17 @@ __device__ inline RowPlace place_of(const Task& task, const Loop* __restrict__ l
     const i64 at = static_cast<i64>(row - next * loop.extent);
     place.source += static_cast<u64>(at * loop.source_step);
     place.destination += static_cast<u64>(at * loop.destination_step);
+    if constexpr (kScaled) {
+      place.scale += static_cast<u64>(at * loop.scale_step);
+    }
     row = next;
   }
   const Loop outer = loops[task.first_loop + task.loop_count - 1];
   place.source += static_cast<u64>(static_cast<i64>(row) * outer.source_step);
   place.destination += static_cast<u64>(static_cast<i64>(row) * outer.destination_step);
+  if constexpr (kScaled) {
+    place.scale += static_cast<u64>(static_cast<i64>(row) * outer.scale_step);
+  }
   return place;
 }
 
@@ -222,6 +230,73 @@ __device__ inline void cast_units(const Task& task, const Loop* __restrict__ loo
                                cast_pair<kConvert>(a.z & 0xffffu, a.z >> 16),
                                cast_pair<kConvert>(a.w & 0xffffu, a.w >> 16)));
       }
+    }
+  }
+}
+
+/// Four elements of a word or two, quantised.
+template <Convert kConvert>
+__device__ inline u32 quantise_four(u32 a, u32 b, u32 c, u32 d, float scale) {
+  return quantise(kConvert, a, scale) | quantise(kConvert, b, scale) << 8 |
+         quantise(kConvert, c, scale) << 16 | quantise(kConvert, d, scale) << 24;
+}
+
+/// Units [begin, end) of a task that quantises: kCastUnit elements each, under one scale.
+template <Convert kConvert>
+__device__ inline void quantise_units(const Task& task, const Loop* __restrict__ loops, u64 begin,
+                                      u64 end, u32 lane) {
+  constexpr bool kWideIn = kConvert == Convert::f32_to_f8;
+  constexpr u32 kIn = kWideIn ? 4 : 2;
+  for (u64 base = begin + lane; base < end; base += kInFlight * kWarp) {
+    uint4 low[kInFlight];
+    uint4 high[kInFlight];
+    float scales[kInFlight];
+    u64 targets[kInFlight];
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      targets[k] = 0;
+      const u64 unit = base + static_cast<u64>(k) * kWarp;
+      if (unit >= end) {
+        continue;
+      }
+      const RowPlace row = place_of<true>(task, loops, unit);
+      const u64 element = row.unit * kCastUnit;
+      const u64 source = row.source + element * kIn;
+      const u64 target = row.destination + element;
+      scales[k] = (row.scale & 3) == 0 ? *reinterpret_cast<const float*>(row.scale)
+                                       : __uint_as_float(load_item(row.scale, sizeof(float)));
+      if (element + kCastUnit <= task.row_bytes && (source & 15) == 0 && (target & 7) == 0) {
+        targets[k] = target;
+        low[k] = __ldcs(reinterpret_cast<const uint4*>(source));
+        if (kWideIn) {
+          high[k] = __ldcs(reinterpret_cast<const uint4*>(source) + 1);
+        }
+        continue;
+      }
+      const u64 last = min(element + kCastUnit, task.row_bytes);
+      for (u64 e = element; e < last; ++e) {
+        store_item(row.destination + e, 1,
+                   quantise(kConvert, load_item(row.source + e * kIn, kIn), scales[k]));
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      if (targets[k] == 0) {
+        continue;
+      }
+      const uint4 a = low[k];
+      const float scale = scales[k];
+      uint2 out;
+      if constexpr (kWideIn) {
+        const uint4 b = high[k];
+        out = make_uint2(quantise_four<kConvert>(a.x, a.y, a.z, a.w, scale),
+                         quantise_four<kConvert>(b.x, b.y, b.z, b.w, scale));
+      } else {
+        out = make_uint2(
+            quantise_four<kConvert>(a.x & 0xffffu, a.x >> 16, a.y & 0xffffu, a.y >> 16, scale),
+            quantise_four<kConvert>(a.z & 0xffffu, a.z >> 16, a.w & 0xffffu, a.w >> 16, scale));
+      }
+      __stcs(reinterpret_cast<uint2*>(targets[k]), out);
     }
   }
 }

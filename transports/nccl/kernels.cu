@@ -160,6 +160,15 @@ __global__ void __launch_bounds__(kListThreads)
       case Convert::f16_to_bf16:
         cast_units<Convert::f16_to_bf16>(task, tables.loops, begin, end, lane);
         break;
+      case Convert::f32_to_f8:
+        quantise_units<Convert::f32_to_f8>(task, tables.loops, begin, end, lane);
+        break;
+      case Convert::bf16_to_f8:
+        quantise_units<Convert::bf16_to_f8>(task, tables.loops, begin, end, lane);
+        break;
+      case Convert::f16_to_f8:
+        quantise_units<Convert::f16_to_f8>(task, tables.loops, begin, end, lane);
+        break;
     }
   }
   if (exit.signals.count == 0 && !exit.last) {

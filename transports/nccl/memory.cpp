@@ -29,6 +29,8 @@ constexpr std::uint64_t kBoxesAtOnce = 1 << 16;
 static_assert(kBoxesAtOnce * sizeof(WrongWords) <= kScratchBytes);
 static_assert(kDigestsAtOnce * (sizeof(DigestTask) + sizeof(std::uint64_t)) <= kScratchBytes);
 
+constexpr std::uint64_t kScaleTasksAtOnce = kScratchBytes / sizeof(ScaleTask);
+
 /// A stream and scratch memory of a device, and whoever uses them. The stream goes before others,
 /// which gives it a hardware queue apart from the streams of rounds: those may wait for a rank that
 /// is busy here.
@@ -314,6 +316,48 @@ class CudaMemory final : public Memory {
       queue_copy(copy_view(region, from.data, to.data), *turn);
       turn->finish("copy device memory");
     }
+  }
+
+  void block_scales(std::span<const ScalesOf> boxes) const override {
+    constexpr const char* kDoing = "compute the scales of blocks";
+    std::map<int, std::vector<ScaleTask>> by_device;
+    for (const ScalesOf& box : boxes) {
+      std::vector<ScaleTask>& tasks = by_device[box.placed.at.device];
+      const std::uint64_t first =
+          tasks.empty() ? 0 : tasks.back().first_scale + scale_count(tasks.back());
+      if (!box.placed.box.empty()) {
+        tasks.push_back(scale_task(box, first));
+      }
+    }
+    for (const auto& [device, tasks] : by_device) {
+      const Turn turn(device);
+      auto* const table = reinterpret_cast<ScaleTask*>(turn->scratch());
+      for (std::size_t begin = 0; begin < tasks.size(); begin += kScaleTasksAtOnce) {
+        const std::size_t count = std::min<std::size_t>(kScaleTasksAtOnce, tasks.size() - begin);
+        std::vector<ScaleTask> some(tasks.begin() + static_cast<std::ptrdiff_t>(begin),
+                                    tasks.begin() + static_cast<std::ptrdiff_t>(begin + count));
+        const std::uint64_t first = some.front().first_scale;
+        for (ScaleTask& task : some) {
+          task.first_scale -= first;
+        }
+        check(cudaMemcpyAsync(table, some.data(), count * sizeof(ScaleTask), cudaMemcpyHostToDevice,
+                              turn->stream()),
+              kDoing);
+        launch_block_scales(table, count, some.back().first_scale + scale_count(some.back()),
+                            turn->stream());
+        turn->finish(kDoing);
+      }
+    }
+  }
+
+  void quantise(const StridedCopy& region, const LocalBuffer& from, const LocalBuffer& scales,
+                const LocalBuffer& to) const override {
+    if (element_count(region.extents) == 0) {
+      return;
+    }
+    const Turn turn(to.device);
+    launch_copy(copy_view(region, from.data, to.data, scales.data), turn->stream());
+    turn->finish("quantise device memory");
   }
 
   void copy(const LocalBuffer& from, const LocalBuffer& to) const override {

@@ -215,11 +215,13 @@ __global__ void copy_kernel(CopyView copy) {
     u64 k = element;
     u64 source = copy.source;
     u64 destination = copy.destination;
+    u64 scale = copy.scales;
     for (int d = copy.rank; d-- > 0;) {
       const u64 next = d > 0 ? k / copy.extents[d] : 0;
       const auto at = static_cast<i64>(k - next * copy.extents[d]);
       source += static_cast<u64>(at * copy.source_steps[d]);
       destination += static_cast<u64>(at * copy.destination_steps[d]);
+      scale += static_cast<u64>(at * copy.scale_steps[d]);
       k = next;
     }
     if (copy.convert == Convert::none) {
@@ -227,11 +229,143 @@ __global__ void copy_kernel(CopyView copy) {
       continue;
     }
     const u32 bits = copy.source_bytes == 4 ? load_word<u32>(source) : load_word<u16>(source);
+    if (quantises(copy.convert)) {
+      const u32 out = quantise(copy.convert, bits, __uint_as_float(load_word<u32>(scale)));
+      store_word(destination, static_cast<std::uint8_t>(out));
+      continue;
+    }
     const u32 out = cast(copy.convert, bits);
     if (copy.destination_bytes == 4) {
       store_word(destination, out);
     } else {
       store_word(destination, static_cast<u16>(out));
+    }
+  }
+}
+
+/// The last of @p count tasks that begins at or before @p scale.
+__device__ u64 task_of(const ScaleTask* __restrict__ tasks, u64 count, u64 scale) {
+  u64 low = 0;
+  u64 high = count;
+  while (high - low > 1) {
+    const u64 middle = low + (high - low) / 2;
+    (tasks[middle].first_scale <= scale ? low : high) = middle;
+  }
+  return low;
+}
+
+/// A block of elements: where it begins, and its extents.
+struct BlockPlace {
+  u64 data;
+  u64 scale;
+  u64 extents[ElementView::kMaxRank];
+};
+
+__device__ BlockPlace block_of(const ScaleTask& task, u64 k) {
+  BlockPlace place{task.data, task.scales, {}};
+  for (int d = task.rank; d-- > 0;) {
+    const u64 next = k / task.counts[d];
+    const u64 at = k - next * task.counts[d];
+    const u64 first = at * task.blocks[d];
+    const u64 rest = task.extents[d] - first;
+    place.extents[d] = rest < task.blocks[d] ? rest : task.blocks[d];
+    place.data += static_cast<u64>(static_cast<i64>(first) * task.steps[d]);
+    place.scale += static_cast<u64>(static_cast<i64>(at) * task.scale_steps[d]);
+    k = next;
+  }
+  return place;
+}
+
+/// The largest of the magnitudes in a word of two 16-bit items, or of one of 32 bits.
+template <class Word>
+__device__ u32 largest_of(u32 word) {
+  if constexpr (sizeof(Word) == 2) {
+    return max(word & 0x7fffu, word >> 16 & 0x7fffu);
+  } else {
+    return word & 0x7fffffffu;
+  }
+}
+
+__device__ u64 quotient(u64 a, u64 b) {
+  return ((a | b) >> 32) == 0 ? static_cast<u32>(a) / static_cast<u32>(b) : a / b;
+}
+
+/// The largest magnitude, as bits, that this thread finds in its share of a block.
+template <class Word>
+__device__ u32 largest_bits(const ScaleTask& task, const BlockPlace& block) {
+  constexpr u64 kWide = 16 / sizeof(Word);  // elements of a wide load
+  const int inner = task.rank - 1;
+  const u64 row = inner < 0 ? 1 : block.extents[inner];
+  u64 rows = 1;
+  u64 address_bits = block.data | row * sizeof(Word);
+  for (int d = 0; d < inner; ++d) {
+    rows *= block.extents[d];
+    address_bits |= static_cast<u64>(task.steps[d]);
+  }
+  const bool wide = inner >= 0 && task.steps[inner] == sizeof(Word) && address_bits % 16 == 0;
+  const u64 width = wide ? kWide : 1;
+  const u64 units_of_row = row / width;
+  const u64 units = rows * units_of_row;
+  u32 largest = 0;
+  for (u64 unit = threadIdx.x; unit < units; unit += blockDim.x) {
+    u64 k = quotient(unit, units_of_row);
+    const u64 at = (unit - k * units_of_row) * width;
+    u64 address = block.data;
+    if (inner >= 0) {
+      address += static_cast<u64>(static_cast<i64>(at) * task.steps[inner]);
+    }
+    for (int d = inner; d-- > 0;) {
+      const u64 next = d > 0 ? quotient(k, block.extents[d]) : 0;
+      address += static_cast<u64>(static_cast<i64>(k - next * block.extents[d]) * task.steps[d]);
+      k = next;
+    }
+    if (wide) {
+      const uint4 words = *reinterpret_cast<const uint4*>(address);
+      largest = max(max(largest, largest_of<Word>(words.x)),
+                    max(largest_of<Word>(words.y),
+                        max(largest_of<Word>(words.z), largest_of<Word>(words.w))));
+    } else {
+      largest = max(largest, largest_of<Word>(load_word<Word>(address)));
+    }
+  }
+  return largest;
+}
+
+__global__ void block_scales_kernel(const ScaleTask* __restrict__ tasks, u64 count, u64 scales) {
+  __shared__ alignas(ScaleTask) unsigned char task_bytes[sizeof(ScaleTask)];
+  __shared__ u32 warps[kThreads / kWarp];
+  __shared__ u64 next_task;
+  auto& task = *reinterpret_cast<ScaleTask*>(task_bytes);
+  // Neighbours are of one task nearly always.
+  const u64 share = (scales + gridDim.x - 1) / gridDim.x;
+  const u64 last = min(scales, (blockIdx.x + 1) * share);
+  u64 task_end = 0;
+  for (u64 scale = blockIdx.x * share; scale < last; ++scale) {
+    __syncthreads();  // nobody reads what the last one has shared any more
+    if (scale >= task_end) {
+      if (threadIdx.x == 0) {
+        const u64 number = task_of(tasks, count, scale);
+        task = tasks[number];
+        next_task = number + 1 < count ? tasks[number + 1].first_scale : scales;
+      }
+      __syncthreads();
+      task_end = next_task;
+    }
+    const BlockPlace block = block_of(task, scale - task.first_scale);
+    u32 largest = task.convert == Convert::f32_to_f8 ? largest_bits<u32>(task, block)
+                                                     : largest_bits<u16>(task, block);
+    for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+      largest = max(largest, __shfl_down_sync(~0u, largest, offset));
+    }
+    if (threadIdx.x % kWarp == 0) {
+      warps[threadIdx.x / kWarp] = largest;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      for (const u32 other : warps) {
+        largest = max(largest, other);
+      }
+      store_word(block.scale, __float_as_uint(scale_of(value_of(task.convert, largest))));
     }
   }
 }
@@ -268,6 +402,7 @@ void load_memory_kernels() {
   }
   cudaFuncGetAttributes(&attributes, digests_kernel);
   cudaFuncGetAttributes(&attributes, copy_kernel);
+  cudaFuncGetAttributes(&attributes, block_scales_kernel);
 }
 
 void launch_fill(const ElementView& box, const ValueRule& rule, cudaStream_t stream) {
@@ -314,6 +449,14 @@ void launch_copy(const CopyView& copy, cudaStream_t stream) {
     return;
   }
   copy_kernel<<<blocks_for(copy.count), kThreads, 0, stream>>>(copy);
+}
+
+void launch_block_scales(const ScaleTask* tasks, u64 count, u64 scales, cudaStream_t stream) {
+  if (scales == 0) {
+    return;
+  }
+  const auto blocks = static_cast<u32>(scales < kMostBlocks ? scales : kMostBlocks);
+  block_scales_kernel<<<blocks, kThreads, 0, stream>>>(tasks, count, scales);
 }
 
 }  // namespace m2n::nccl

@@ -62,6 +62,23 @@ struct CopyView {
   std::uint64_t extents[ElementView::kMaxRank] = {};
   std::int64_t source_steps[ElementView::kMaxRank] = {};
   std::int64_t destination_steps[ElementView::kMaxRank] = {};
+  std::uint64_t scales = 0;  ///< Of the first item, where the copy quantises.
+  std::int64_t scale_steps[ElementView::kMaxRank] = {};
+};
+
+/// A box of whole blocks whose scales are wanted. Dimensions are those of the box that are longer
+/// than 1, the one with the smallest step last; thread blocks take scale after scale.
+struct ScaleTask {
+  int rank = 0;
+  Convert convert = Convert::none;  ///< From the type of the elements.
+  std::uint64_t first_scale = 0;    ///< Of the task, in its table.
+  std::uint64_t data = 0;
+  std::uint64_t scales = 0;
+  std::uint64_t extents[ElementView::kMaxRank] = {};     ///< Elements.
+  std::uint64_t blocks[ElementView::kMaxRank] = {};      ///< Elements of one.
+  std::uint64_t counts[ElementView::kMaxRank] = {};      ///< Blocks.
+  std::int64_t steps[ElementView::kMaxRank] = {};        ///< Bytes from element to element.
+  std::int64_t scale_steps[ElementView::kMaxRank] = {};  ///< Bytes from scale to scale.
 };
 
 /// Loads every kernel of this file on the current device: the driver otherwise does so at the first
@@ -78,5 +95,8 @@ void launch_compare(const ElementView& box, const ValueRule& rule, Convert conve
 void launch_digests(const DigestTask* tasks, std::uint64_t count, std::uint64_t chunks,
                     std::uint64_t* sums, cudaStream_t stream);
 void launch_copy(const CopyView& copy, cudaStream_t stream);
+/// Writes the scales of all tasks, @p scales in all. The table is in device memory.
+void launch_block_scales(const ScaleTask* tasks, std::uint64_t count, std::uint64_t scales,
+                         cudaStream_t stream);
 
 }  // namespace m2n::nccl

@@ -33,6 +33,11 @@ Convert convert_of(DType from, DType to) {
   if (from == DType::f16 && to == DType::bf16) {
     return Convert::f16_to_bf16;
   }
+  if (can_quantise(from, to)) {
+    return from == DType::f32    ? Convert::f32_to_f8
+           : from == DType::bf16 ? Convert::bf16_to_f8
+                                 : Convert::f16_to_f8;
+  }
   throw Error(Errc::bad_argument, "no cast from " + std::string(to_string(from)) + " to " +
                                       std::string(to_string(to)) +
                                       " in a move, expected equal types or two of f16, bf16 and "
@@ -42,12 +47,15 @@ Convert convert_of(DType from, DType to) {
 namespace {
 
 constexpr std::uint64_t kSegment = 16;
+constexpr std::int64_t kScaleBytes = sizeof(float);
 
-/// The contiguous row that both sides share, in elements, and how many dimensions it takes (0 or 1:
-/// regions are simplified).
+/// The contiguous row that both sides share, in elements under one scale, and how many dimensions
+/// it takes (0 or 1: regions are simplified).
 std::size_t row_dimensions(const StridedCopy& copy) {
   const std::size_t rank = copy.extents.size();
-  return rank > 0 && copy.source_strides[rank - 1] == 1 && copy.destination_strides[rank - 1] == 1
+  return rank > 0 && copy.source_strides[rank - 1] == 1 &&
+                 copy.destination_strides[rank - 1] == 1 &&
+                 (!copy.quantises() || copy.scale_strides[rank - 1] == 0)
              ? 1
              : 0;
 }
@@ -84,6 +92,7 @@ ListSlice append_list(std::span<const Placed> regions, Tables& tables) {
     }
     Task task{.source = region.source, .destination = region.destination};
     task.convert = convert_of(copy.source_dtype, copy.destination_dtype);
+    task.scales = region.scales;
     const auto source_item = static_cast<std::int64_t>(copy.source_item_bytes());
     const auto item = static_cast<std::int64_t>(copy.destination_item_bytes());
     const std::size_t inner = row_dimensions(copy);
@@ -99,7 +108,8 @@ ListSlice append_list(std::span<const Placed> regions, Tables& tables) {
     std::uint64_t steps = 0;
     for (std::size_t d = outer; d-- > 0;) {
       const Loop loop{static_cast<std::uint64_t>(copy.extents[d]),
-                      copy.source_strides[d] * source_item, copy.destination_strides[d] * item};
+                      copy.source_strides[d] * source_item, copy.destination_strides[d] * item,
+                      copy.quantises() ? copy.scale_strides[d] * kScaleBytes : 0};
       steps |= magnitude(loop.destination_step);
       tables.loops.push_back(loop);
     }
@@ -127,7 +137,7 @@ std::optional<std::uint64_t> run_bytes(const Placed& region) {
 }
 
 Placed run(std::uint64_t source, std::uint64_t destination, std::uint64_t bytes) {
-  return {{{static_cast<Index>(bytes)}, {1}, {1}, DType::u8, DType::u8}, source, destination};
+  return {{{static_cast<Index>(bytes)}, {1}, {1}, DType::u8, DType::u8}, source, destination, 0};
 }
 
 std::optional<EngineCopy> engine_copy(const Placed& region, const EngineModel& model) {

@@ -23,6 +23,7 @@ struct Placed {
   StridedCopy copy;  ///< Simplified.
   std::uint64_t source = 0;
   std::uint64_t destination = 0;
+  std::uint64_t scales = 0;  ///< Of a copy that quantises.
 
   std::uint64_t bytes() const;  ///< At the destination's dtype.
 };

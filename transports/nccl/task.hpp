@@ -18,19 +18,25 @@ enum class Convert : std::uint16_t {
   bf16_to_f16,
   f16_to_f32,
   f16_to_bf16,
+  // Under a scale a block: core/tensor/block_scales.hpp.
+  f32_to_f8,
+  bf16_to_f8,
+  f16_to_f8,
 };
 
-/// One outer loop of a task, steps in bytes.
+/// One outer loop of a task, steps in bytes; that of the scales where the task quantises.
 struct Loop {
   std::uint64_t extent = 1;
   std::int64_t source_step = 0;
   std::int64_t destination_step = 0;
+  std::int64_t scale_step = 0;
 
   friend auto operator<=>(const Loop&, const Loop&) = default;
 };
 
 /// Rows of contiguous bytes between two addresses. A row is cut into units: 16-byte segments of the
-/// destination, or kCastUnit elements of a cast. Tiles of kTileUnits units are dealt to warps.
+/// destination, or kCastUnit elements of a cast. All elements of a row have one scale. Tiles of
+/// kTileUnits units are dealt to warps.
 struct Task {
   std::uint64_t source = 0;
   std::uint64_t destination = 0;
@@ -41,6 +47,7 @@ struct Task {
   std::uint32_t first_loop = 0;  ///< In the table of loops, innermost first.
   std::uint16_t loop_count = 0;
   Convert convert = Convert::none;
+  std::uint64_t scales = 0;  ///< Address of the first element's, where the task quantises.
 };
 
 constexpr std::uint64_t kTileUnits = 256;

@@ -2,6 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transports/nccl/values.hpp"
 
+#include <algorithm>
+#include <cstdlib>
+#include <vector>
+
 #include "core/error.hpp"
 #include "core/tensor/changes.hpp"
 #include "transports/nccl/device.hpp"
@@ -50,7 +54,8 @@ ValueRule value_rule(const Formula& formula) {
           formula.version};
 }
 
-CopyView copy_view(const StridedCopy& region, const std::byte* source, std::byte* destination) {
+CopyView copy_view(const StridedCopy& region, const std::byte* source, std::byte* destination,
+                   const std::byte* scales) {
   const StridedCopy simple = simplify(region);
   const auto source_item = static_cast<std::int64_t>(simple.source_item_bytes());
   const auto destination_item = static_cast<std::int64_t>(simple.destination_item_bytes());
@@ -60,6 +65,7 @@ CopyView copy_view(const StridedCopy& region, const std::byte* source, std::byte
   view.destination_bytes = static_cast<std::uint32_t>(destination_item);
   view.source = reinterpret_cast<std::uint64_t>(source);
   view.destination = reinterpret_cast<std::uint64_t>(destination);
+  view.scales = reinterpret_cast<std::uint64_t>(scales);
   view.rank = static_cast<int>(simple.extents.size());
   view.count = static_cast<std::uint64_t>(element_count(simple.extents));
   std::uint64_t all = view.source | view.destination;  // what divides it, divides every address
@@ -67,6 +73,9 @@ CopyView copy_view(const StridedCopy& region, const std::byte* source, std::byte
     view.extents[d] = static_cast<std::uint64_t>(simple.extents[d]);
     view.source_steps[d] = simple.source_strides[d] * source_item;
     view.destination_steps[d] = simple.destination_strides[d] * destination_item;
+    if (simple.quantises()) {
+      view.scale_steps[d] = simple.scale_strides[d] * static_cast<Index>(sizeof(float));
+    }
     if (d + 1 < simple.extents.size()) {
       all |= static_cast<std::uint64_t>(view.source_steps[d]) |
              static_cast<std::uint64_t>(view.destination_steps[d]);
@@ -94,6 +103,43 @@ bool is_plain(const CopyView& copy) {
   return copy.convert == Convert::none &&
          (copy.rank == 0 || (copy.rank == 1 && copy.source_steps[0] == copy.source_bytes &&
                              copy.destination_steps[0] == copy.destination_bytes));
+}
+
+ScaleTask scale_task(const ScalesOf& box, std::uint64_t first_scale) {
+  const auto& [placed, scales] = box;
+  const auto item = static_cast<Index>(bytes_of(placed.dtype));
+  ScaleTask task;
+  task.convert = convert_of(placed.dtype, DType::f8_e4m3);
+  task.first_scale = first_scale;
+  task.data = reinterpret_cast<std::uint64_t>(placed.at.data);
+  task.scales = reinterpret_cast<std::uint64_t>(scales.at.data);
+  std::vector<std::size_t> order;
+  for (std::size_t d = 0; d < placed.box.rank(); ++d) {
+    if (placed.box[d].size() != 1) {
+      order.push_back(d);
+    }
+  }
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return std::abs(placed.strides[a]) > std::abs(placed.strides[b]);
+  });
+  for (const std::size_t d : order) {
+    const Index extent = placed.box[d].size();
+    task.extents[task.rank] = static_cast<std::uint64_t>(extent);
+    task.blocks[task.rank] = static_cast<std::uint64_t>(scales.blocks[d]);
+    task.counts[task.rank] = static_cast<std::uint64_t>(ceil_div(extent, scales.blocks[d]));
+    task.steps[task.rank] = placed.strides[d] * item;
+    task.scale_steps[task.rank] = scales.strides[d] * static_cast<Index>(sizeof(float));
+    ++task.rank;
+  }
+  return task;
+}
+
+std::uint64_t scale_count(const ScaleTask& task) {
+  std::uint64_t count = 1;
+  for (int d = 0; d < task.rank; ++d) {
+    count *= task.counts[d];
+  }
+  return count;
 }
 
 std::uint64_t device_digest_of_box(const Shape& shape, const Box& box, DType dtype,

@@ -24,7 +24,13 @@ inline ElementView element_view(const PlacedBox& placed) {
 ValueRule value_rule(const Formula& formula);
 
 /// Items as wide as both sides allow. @throws Error{bad_argument} where there is no cast.
-CopyView copy_view(const StridedCopy& region, const std::byte* source, std::byte* destination);
+/// @param scales  Of a region that quantises.
+CopyView copy_view(const StridedCopy& region, const std::byte* source, std::byte* destination,
+                   const std::byte* scales = nullptr);
+
+/// The blocks of @p box, from scale @p first_scale of a table on.
+ScaleTask scale_task(const ScalesOf& box, std::uint64_t first_scale);
+std::uint64_t scale_count(const ScaleTask& task);
 
 /// Whether @p copy is one run of bytes on both sides, unchanged.
 bool is_plain(const CopyView& copy);

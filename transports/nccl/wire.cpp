@@ -73,14 +73,14 @@ std::vector<PairStep> cut_pair(std::span<const StridedCopy> regions, const WireL
         const std::uint64_t length = std::min(direct.room(), bytes - begin);
         PairStep& step = direct.step_for(length);
         const auto offset = static_cast<std::int64_t>(begin);
-        step.direct.push_back({i, copy, offset, offset, 0, length});
+        step.direct.push_back({i, copy, offset, offset, 0, length, 0});
         direct.add(length);
         begin += length;
       }
       continue;
     }
     parts.clear();
-    cut({i, copy, 0, 0, 0, bytes}, limits.chunk_bytes / kPartsPerChunk, parts);
+    cut({i, copy, 0, 0, 0, bytes, 0}, limits.chunk_bytes / kPartsPerChunk, parts);
     for (Part& part : parts) {
       const std::uint64_t length = aligned(part.bytes);
       PairStep& step = staged.step_for(length);
@@ -124,11 +124,11 @@ std::vector<WireStep> compile_wire(std::span<const PairRegions> sends,
         const Placed& region = pair.regions[part.region];
         if (sending) {
           packs[s].push_back({packed_at_destination(part.copy),
-                              moved(region.source, part.source_offset),
-                              chunk + part.staging_offset});
+                              moved(region.source, part.source_offset), chunk + part.staging_offset,
+                              moved(region.scales, part.scale_offset)});
         } else {
           unpacks[s].push_back({packed_at_source(part.copy), chunk + part.staging_offset,
-                                moved(region.destination, part.destination_offset)});
+                                moved(region.destination, part.destination_offset), 0});
         }
       }
       for (const Part& part : step.direct) {
