@@ -20,7 +20,7 @@ namespace {
 /// is then small beside them.
 constexpr std::uint64_t kPlainBytes = 512 << 10;
 constexpr std::size_t kLanes = 2;
-constexpr std::uint64_t kAlign = 256;
+constexpr std::uint64_t kTableAlign = 256;
 
 /// What a list does, with offsets instead of addresses on the staging's side.
 struct QueuedList {
@@ -108,7 +108,7 @@ class CudaCopyQueue final : public CopyQueue {
         most = std::max(most, list.staged_bytes);
       }
     }
-    scratch_bytes_ = (most + kAlign - 1) / kAlign * kAlign;
+    scratch_bytes_ = (most + kTableAlign - 1) / kTableAlign * kTableAlign;
     scratch_ = DeviceMemory(kLanes * scratch_bytes_);
     Tables tables;
     for (QueuedList& list : lists_) {
@@ -125,7 +125,7 @@ class CudaCopyQueue final : public CopyQueue {
       list.regions = {};
     }
     const std::uint64_t task_bytes =
-        (tables.tasks.size() * sizeof(Task) + kAlign - 1) / kAlign * kAlign;
+        (tables.tasks.size() * sizeof(Task) + kTableAlign - 1) / kTableAlign * kTableAlign;
     const std::uint64_t loop_bytes = tables.loops.size() * sizeof(Loop);
     tables_memory_ = DeviceMemory(task_bytes + loop_bytes);
     std::byte* const at = tables_memory_.data();
@@ -238,6 +238,7 @@ class CudaCopyQueue final : public CopyQueue {
 
   List add(QueuedList list) {
     if (list.way != QueuedList::Way::host) {
+      std::erase_if(list.regions, [](const Placed& region) { return region.bytes() == 0; });
       list.regions = merge_adjacent(std::move(list.regions));
       std::uint64_t bytes = 0;
       bool runs = true;

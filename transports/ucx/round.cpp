@@ -259,6 +259,7 @@ bool UcxSession::put_rows(Neighbor& neighbor) {
     neighbor.flushing = true;
   }
   if (neighbor.flush.operations > 0 || neighbor.puts.operations > 0) {
+    moved_ = moved_ || device_;  // nobody wakes whoever waits for a device
     return false;
   }
   for (const Pending* pending : {&neighbor.puts, &neighbor.flush}) {
