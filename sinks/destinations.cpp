@@ -338,6 +338,19 @@ class Gathering {
 
 }  // namespace
 
+std::vector<ParamSpec> arriving(std::span<const ParamSpec> params,
+                                const std::vector<Resolution>* declared) {
+  std::vector<ParamSpec> out(params.begin(), params.end());
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const bool wanted = declared == nullptr || i >= declared->size() ||
+                        (*declared)[i].side.layout->dtype() == DType::f8_e4m3;
+    if (out[i].quantise && wanted) {
+      out[i].dtype = DType::f8_e4m3;
+    }
+  }
+  return out;
+}
+
 Destinations destinations_of_models(const WorkerModels& models, Rank first_worker,
                                     std::span<const ParamSpec> params, const DtypePolicy& dtypes,
                                     Route route) {

@@ -27,6 +27,11 @@ struct Destinations {
   std::vector<Side> places;
 };
 
+/// What comes to the workers of @p params: those that are quantised, as f8_e4m3. With @p declared,
+/// only where that is what is wanted.
+std::vector<ParamSpec> arriving(std::span<const ParamSpec> params,
+                                const std::vector<Resolution>* declared);
+
 /// Places by worker models. Equal geometries share one layout.
 /// @throws Error{bad_argument} when a model needs a tensor that is not in @p params, when no model
 ///         knows a tensor, or when dtypes differ and may not.

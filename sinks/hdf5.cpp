@@ -42,8 +42,12 @@ class Hdf5Sink final : public WeightSink {
     for (std::size_t i = 0; i < params.size(); ++i) {
       number_of_.emplace(params[i].name, i);
       falls_back_.push_back(resolutions[i].mode == Mode::fallback);
-      parameters_.push_back({params[i].name, params[i].shape, params[i].side, resolutions[i].side,
-                             resolutions[i].cast});
+      parameters_.push_back({params[i].name,
+                             params[i].shape,
+                             params[i].side,
+                             resolutions[i].side,
+                             resolutions[i].cast,
+                             {}});
     }
     return resolutions;
   }

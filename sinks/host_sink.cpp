@@ -46,10 +46,11 @@ class HostSink final : public WeightSink {
 
   void derive(DerivedTensor tensor) override { store_.derive(std::move(tensor)); }
 
-  std::vector<Resolution> resolve(std::span<const ParamSpec> params) override {
+  std::vector<Resolution> resolve(std::span<const ParamSpec> offered) override {
     if (resolved_) {
       fail("sink '" + kind_.name + "' resolves once");
     }
+    const std::vector<ParamSpec> params = arriving(offered, models_ ? nullptr : &declared_);
     auto destinations =
         models_ ? destinations_of_models(*models_, first_worker_, params, dtypes_, kind_.route)
                 : destinations_of_declared(declared_, params, dtypes_, kind_.route);

@@ -261,7 +261,16 @@ class Bench {
     for (const Parameter& parameter : problem.parameters()) {
       catalogue.push_back({parameter.name, parameter.source_dtype(), parameter.shape});
     }
-    return registries_.values.create("synthetic", {{}, std::move(catalogue)});
+    std::unique_ptr<const TensorValues> trained =
+        registries_.values.create("synthetic", {{}, std::move(catalogue)});
+    Quantised quantised;
+    for (const Parameter& parameter : problem.parameters()) {
+      if (parameter.quantise) {
+        quantised.emplace(parameter.name, *parameter.quantise);
+      }
+    }
+    return quantised.empty() ? std::move(trained)
+                             : make_quantised_values(std::move(trained), quantised);
   }
 
   Topology topology_for(const Problem& problem) const {

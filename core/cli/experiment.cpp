@@ -197,8 +197,9 @@ po::options_description experiment_flags(Experiment& e) {
           "where values come from: safetensors, synthetic, hdf5; default: the model folder's "
           "weights, or else synthetic")(
           "source.path", path(),
-          "file or folder of the values (their options are values.*); other source.* keys go to "
-          "the source")("sink.kind", text(e.sink_kind), "where workers want weights (also --sink)")(
+          "file or folder of the values (their options are values.*). With a model also "
+          "source.quantise, quantise_from, quantise_blocks; other source.* keys go to the source")(
+          "sink.kind", text(e.sink_kind), "where workers want weights (also --sink)")(
           "sink.workers", number(e.sink_workers), "number of inference ranks")(
           "sink.tensor_parallel", number(e.tensor_parallel),
           "tensor-parallel size; 0: all workers. With a model also sink.pipeline_parallel, "

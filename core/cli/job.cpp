@@ -3,12 +3,15 @@
 #include "core/cli/job.hpp"
 
 #include <algorithm>
+#include <sstream>
 #include <utility>
 
 #include "core/api/memory.hpp"
 #include "core/engine/binding.hpp"
+#include "core/engine/changing.hpp"
 #include "core/error.hpp"
 #include "core/io/json_reader.hpp"
+#include "core/tensor/block_scales.hpp"
 
 namespace m2n::cli {
 namespace {
@@ -16,6 +19,65 @@ namespace {
 bool holds_weights(const std::filesystem::path& folder) {
   return !folder.empty() && (std::filesystem::exists(folder / "model.safetensors") ||
                              std::filesystem::exists(folder / "model.safetensors.index.json"));
+}
+
+/// Trainers that hold as @p from what the checkpoint has in blocks of f8_e4m3.
+struct Quantising {
+  DType from = DType::bf16;
+  Dims blocks{128, 128};
+};
+
+/// "128x128". @throws Error{usage}.
+Dims blocks_from_text(const std::string& text) {
+  Dims blocks;
+  std::istringstream in(text);
+  for (std::string extent; std::getline(in, extent, 'x');) {
+    const bool number = !extent.empty() && extent.size() < 10 &&
+                        extent.find_first_not_of("0123456789") == std::string::npos;
+    if (!number || std::stoll(extent) < 1 || blocks.size() == kMaxRank) {
+      blocks = {};
+      break;
+    }
+    blocks.push_back(std::stoll(extent));
+  }
+  if (blocks.empty()) {
+    throw Error(Errc::usage, "source.quantise_blocks is '" + text +
+                                 "'; expected the extents of a block, like 128x128");
+  }
+  return blocks;
+}
+
+/// Takes the keys that no source plug-in knows. @throws Error{usage}.
+std::optional<Quantising> take_quantising(Options& source) {
+  const auto take = [&](const char* key) {
+    const auto at = source.find(key);
+    std::optional<std::string> value;
+    if (at != source.end()) {
+      value = at->second;
+      source.erase(at);
+    }
+    return value;
+  };
+  const auto to = take("quantise");
+  const auto from = take("quantise_from");
+  const auto blocks = take("quantise_blocks");
+  if (!to) {
+    if (from || blocks) {
+      throw Error(Errc::usage,
+                  "source.quantise_from and source.quantise_blocks say how; expected "
+                  "source.quantise=f8_e4m3 as well");
+    }
+    return std::nullopt;
+  }
+  Quantising out;
+  out.from = from ? dtype_from_string(*from) : out.from;
+  if (!can_quantise(out.from, dtype_from_string(*to))) {
+    throw Error(Errc::usage, "source.quantise is '" + *to + "' of '" +
+                                 std::string(to_string(out.from)) +
+                                 "'; expected f8_e4m3, of bf16, f16 or f32");
+  }
+  out.blocks = blocks ? blocks_from_text(*blocks) : out.blocks;
+  return out;
 }
 
 /// A plan for devices needs none here.
@@ -83,8 +145,11 @@ void Job::apply_relabelling() {
 
 void Job::declare_problem() {
   for (const Parameter& parameter : problem_->parameters()) {
-    declared_source_.push_back(
-        {parameter.name, parameter.source_dtype(), parameter.shape, parameter.source});
+    if (parameter.quantise) {
+      quantised_.emplace(parameter.name, *parameter.quantise);
+    }
+    declared_source_.push_back({parameter.name, parameter.source_dtype(), parameter.shape,
+                                parameter.source, parameter.quantise});
     declared_sink_.push_back(
         {Mode::direct, parameter.destination, parameter.cast, "declared by the problem"});
   }
@@ -119,7 +184,7 @@ void Job::build_from_dump() {
     experiment_.values_path = experiment_.replay;
     experiment_.values_options.emplace("side", "source");
   }
-  values_ = make_values(declared_catalogue());
+  take_values(make_values(declared_catalogue()));
   if (own_values && (!shards.empty() || dump.fact("values") == values_->name())) {
     known_digests_ = dump.digests();
   }
@@ -128,7 +193,7 @@ void Job::build_from_dump() {
 void Job::build_from_problem() {
   problem_ = std::make_unique<const Problem>(Problem::read(experiment_.problem));
   declare_problem();
-  values_ = make_values(declared_catalogue());
+  take_values(make_values(declared_catalogue()));
   if (experiment_.sink_kind == "inplace" || problem_->destination_ranks().empty()) {
     resolutions_ = declared_sink_;
     return;
@@ -163,7 +228,13 @@ void Job::build_from_model() {
     experiment_.values_path = experiment_.model_folder;
   }
   const auto family = registries_.models.create(experiment_.model_family, {model_options});
-  values_ = make_values(family->catalogue());
+  const std::optional<Quantising> quantising = take_quantising(experiment_.source);
+  if (quantising) {
+    quantised_ = quantised_weights(family->catalogue(), quantising->blocks);
+    take_values(make_values(trained_catalogue(family->catalogue(), quantised_, quantising->from)));
+  } else {
+    take_values(make_values(family->catalogue()));
+  }
 
   if (experiment_.tensor_parallel != 0) {
     experiment_.sink["tensor_parallel"] = std::to_string(experiment_.tensor_parallel);
@@ -200,10 +271,26 @@ std::unique_ptr<TensorValues> Job::make_values(Catalogue made_up) {
   return registries_.values.create(experiment_.values, {options, std::move(made_up)});
 }
 
-std::unique_ptr<WeightSource> Job::make_source(Rank rank) const {
-  return registries_.sources.create(
+void Job::take_values(std::shared_ptr<const TensorValues> trained) {
+  trained_ = std::move(trained);
+  values_ = quantised_.empty() ? trained_ : make_quantised_values(trained_, quantised_);
+}
+
+std::unique_ptr<TensorValues> Job::changed_values(std::uint64_t version) const {
+  std::unique_ptr<TensorValues> changed = make_changed_values(*trained_, version);
+  return quantised_.empty() ? std::move(changed)
+                            : make_quantised_values(std::move(changed), quantised_);
+}
+
+std::unique_ptr<WeightSource> Job::make_source(Rank rank, bool changes) const {
+  auto source = registries_.sources.create(
       experiment_.source_kind,
-      {experiment_.source, rank, source_ranks_, values_, declared_source_, place_of(rank)});
+      {experiment_.source, rank, source_ranks_, trained_, declared_source_, place_of(rank)});
+  if (changes) {
+    source = make_changing_source(std::move(source), rank);
+  }
+  return quantised_.empty() ? std::move(source)
+                            : make_quantising_source(std::move(source), rank, quantised_);
 }
 
 std::unique_ptr<WeightSink> Job::make_sink(Rank rank) const {

@@ -13,6 +13,7 @@
 #include "core/cli/experiment.hpp"
 #include "core/engine/local_job.hpp"
 #include "core/engine/oracle.hpp"
+#include "core/engine/quantising.hpp"
 #include "core/io/dump.hpp"
 #include "core/plan/relabel.hpp"
 #include "core/plan/topology.hpp"
@@ -29,7 +30,10 @@ class Job {
   const Problem& problem() const noexcept { return *problem_; }
   const Topology& topology() const noexcept { return topology_; }
   const std::vector<Resolution>& resolutions() const noexcept { return resolutions_; }
+  /// What arrives at the workers: the trainers' values, some of them quantised.
   const TensorValues& values() const noexcept { return *values_; }
+  /// Likewise, of round @p version of trainers that change their weights before every round.
+  std::unique_ptr<TensorValues> changed_values(std::uint64_t version) const;
   /// Null for a problem file.
   const WorkerModels* models() const noexcept { return models_.get(); }
   /// What --relabel did; nothing when it was not asked for.
@@ -50,7 +54,8 @@ class Job {
   void require_memory() const;
   /// Sources, sinks and transports of every rank of the world.
   std::vector<LocalRank> make_ranks() const;
-  std::unique_ptr<WeightSource> make_source(Rank rank) const;
+  /// @param changes  Its weights change before every round.
+  std::unique_ptr<WeightSource> make_source(Rank rank, bool changes = false) const;
   std::unique_ptr<WeightSink> make_sink(Rank rank) const;
 
  private:
@@ -63,12 +68,15 @@ class Job {
   void resolve_models();
   void apply_relabelling();
   std::unique_ptr<TensorValues> make_values(Catalogue made_up);
+  void take_values(std::shared_ptr<const TensorValues> trained);
 
   Experiment experiment_;
   int device_count_ = 0;  ///< With memory on devices.
   Registries registries_;
   Topology topology_;
+  std::shared_ptr<const TensorValues> trained_;  ///< As the trainers hold them.
   std::shared_ptr<const TensorValues> values_;
+  Quantised quantised_;
   std::shared_ptr<const WorkerModels> models_;
   std::vector<ParamSpec> declared_source_;
   std::vector<Resolution> declared_sink_;

@@ -117,15 +117,13 @@ EngineOptions RankJob::engine_options() const {
 }
 
 std::unique_ptr<WeightSource> RankJob::source() const {
-  auto source = job_.make_source(number_);
-  return experiment().process.change ? make_changing_source(std::move(source), number_)
-                                     : std::move(source);
+  return job_.make_source(number_, experiment().process.change);
 }
 
 std::unique_ptr<WeightSink> RankJob::sink() const { return job_.make_sink(trainers_ + number_); }
 
 Comparison RankJob::verify(WeightSink& sink, std::uint64_t version, const Buffers& buffers) const {
-  const auto values = make_changed_values(job_.values(), experiment().process.change ? version : 0);
+  const auto values = job_.changed_values(experiment().process.change ? version : 0);
   return verify_worker(job_, trainers_ + number_, &sink, buffers.destination, *values);
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/tensor/block_scales.hpp"
 
 namespace m2n {
 namespace {
@@ -68,8 +69,16 @@ Problem make_problem(const std::vector<ParamSpec>& params,
   std::vector<Parameter> parameters;
   parameters.reserve(params.size());
   for (std::size_t i = 0; i < params.size(); ++i) {
-    parameters.push_back({params[i].name, params[i].shape, params[i].side, resolutions[i].side,
-                          resolutions[i].cast});
+    Parameter& parameter = parameters.emplace_back(Parameter{params[i].name,
+                                                             params[i].shape,
+                                                             params[i].side,
+                                                             resolutions[i].side,
+                                                             resolutions[i].cast,
+                                                             {}});
+    // A worker may also take it as it is.
+    if (params[i].quantise && can_quantise(params[i].dtype, parameter.destination_dtype())) {
+      parameter.quantise = params[i].quantise;
+    }
   }
   return Problem::make(std::move(parameters));
 }

@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "core/api/scales.hpp"
 #include "core/error.hpp"
 #include "core/tensor/digest.hpp"
 
@@ -167,10 +168,15 @@ void Integrity::measure(std::span<const std::size_t> parameters, Role role,
     const auto& slots = problem_.buffers(role).of_parameter[index];
     const DType as = parameter.destination_dtype();
     for (const Part& part : sent ? geometry.sent : geometry.held) {
-      boxes.push_back(
-          {{parameter.shape, part.box, sent ? parameter.source_dtype() : as,
-            bound[slots[part.view.buffer]].from(part.view.offset_bytes), part.view.strides},
-           as});
+      DigestOf& one = boxes.emplace_back(
+          DigestOf{{parameter.shape, part.box, sent ? parameter.source_dtype() : as,
+                    bound[slots[part.view.buffer]].from(part.view.offset_bytes), part.view.strides},
+                   as,
+                   {}});
+      if (sent && parameter.quantise) {
+        one.scales =
+            placed_scales(problem_, static_cast<std::uint32_t>(index), rank_, part.box, bound);
+      }
       entries.push_back({first_check_[index] + part.check, 0});
       if (boxes.size() == kBoxesAtOnce) {
         digest_them();

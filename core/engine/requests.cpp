@@ -110,7 +110,7 @@ class LayoutTexts {
 };
 
 ParamSpec param_from_json(const JsonReader& value, const json::value& raw, Layouts& layouts) {
-  value.allow_keys({"name", "dtype", "shape", "source"});
+  value.allow_keys({"name", "dtype", "shape", "source", "quantise"});
   ParamSpec param;
   param.name = value.at("name").string();
   try {
@@ -118,6 +118,11 @@ ParamSpec param_from_json(const JsonReader& value, const json::value& raw, Layou
     param.shape = layout_json::shape(value.at("shape"));
     element_count(param.shape);
     param.side = layouts.side(value.at("source"), raw.as_object().at("source"), param.name);
+    if (const auto quantise = value.find("quantise")) {
+      quantise->allow_keys({"blocks", "scales"});
+      param.quantise = Quantise{layout_json::dims(quantise->at("blocks")),
+                                std::string(quantise->at("scales").string())};
+    }
   } catch (const JsonError&) {
     throw;  // says where it is already
   } catch (const Error& error) {
@@ -135,6 +140,14 @@ void append_param(std::string& out, const ParamSpec& param, LayoutTexts& layouts
               [](std::string& list, Index extent) { list += std::to_string(extent); });
   out += ",\"source\":";
   layouts.append_side(out, param.side, param.name);
+  if (param.quantise) {
+    out += ",\"quantise\":{\"blocks\":";
+    append_list(out, param.quantise->blocks,
+                [](std::string& list, Index extent) { list += std::to_string(extent); });
+    out += ",\"scales\":";
+    append_quoted(out, param.quantise->scales);
+    out += '}';
+  }
   out += '}';
 }
 

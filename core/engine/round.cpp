@@ -27,15 +27,22 @@ bool on_rank(const Endpoint& end, Rank rank, Role role) {
   return end.rank == rank && end.role == role;
 }
 
-/// Buffers of the parameters that @p program brings; the others are left out, so that a transport
-/// registers nothing twice.
+/// Buffers of the parameters that @p program brings, and of the scales that it quantises them
+/// under; the others are left out, so that a transport registers nothing twice.
 Buffers used_buffers(const Program& program, const Buffers& all) {
   Buffers used;
   used.source.resize(all.source.size());
   used.destination.resize(all.destination.size());
   for (const std::uint32_t parameter : program.parameters) {
-    for (const std::uint32_t b : program.problem->buffers(Role::source).of_parameter[parameter]) {
+    const std::vector<std::vector<std::uint32_t>>& source =
+        program.problem->buffers(Role::source).of_parameter;
+    for (const std::uint32_t b : source[parameter]) {
       used.source[b] = all.source[b];
+    }
+    if (const auto scales = program.problem->scales_of(parameter)) {
+      for (const std::uint32_t b : source[*scales]) {
+        used.source[b] = all.source[b];
+      }
     }
     for (const std::uint32_t b :
          program.problem->buffers(Role::destination).of_parameter[parameter]) {

@@ -7,6 +7,7 @@
 #include <random>
 #include <utility>
 
+#include "core/api/scales.hpp"
 #include "core/engine/oracle.hpp"
 #include "core/error.hpp"
 #include "core/plan/atoms.hpp"
@@ -120,6 +121,7 @@ void WorldBuffers::fill(Rank rank) const {
           at(of(rank).source[table.of_parameter[i][view.buffer]], view), view.strides);
     }
   }
+  compute_scales(problem_, rank, of(rank).source);
 }
 
 void WorldBuffers::expect(Rank rank) {

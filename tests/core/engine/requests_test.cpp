@@ -159,6 +159,21 @@ BOOST_AUTO_TEST_CASE(flat_buffers_and_named_slots_survive_the_wire) {
   BOOST_TEST(read[0].side.buffers[0] == "flat:unit");
 }
 
+BOOST_AUTO_TEST_CASE(how_a_weight_is_quantised_survives_the_wire_and_differs) {
+  const auto layout = std::make_shared<const Layout>(
+      Layout::sharded({4, 6}, DType::bf16, Mesh({2}, 0), {Placement::shard(0)}));
+  std::vector<ParamSpec> params = {{"w", DType::bf16, {4, 6}, {layout, {"w"}}, {}}};
+  const std::string plain = params_to_text(params);
+  params[0].quantise = Quantise{{2, 3}, "the \"scales\""};
+  const std::string text = params_to_text(params);
+  BOOST_TEST(text != plain);
+  const std::vector<ParamSpec> read = params_from_text(text);
+  BOOST_REQUIRE(read[0].quantise.has_value());
+  BOOST_TEST((read[0].quantise->blocks == Dims{2, 3}));
+  BOOST_TEST(read[0].quantise->scales == "the \"scales\"");
+  BOOST_TEST(!params_from_text(plain)[0].quantise.has_value());
+}
+
 BOOST_AUTO_TEST_CASE(a_line_is_what_the_body_holds_whatever_the_name) {
   InitRequest request = right_request();
   for (const std::string name :

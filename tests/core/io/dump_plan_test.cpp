@@ -36,6 +36,11 @@ void require_equal(const Problem& found, const Problem& written) {
     BOOST_REQUIRE_EQUAL(a.name, b.name);
     BOOST_REQUIRE(a.shape == b.shape);
     BOOST_REQUIRE_EQUAL(a.cast, b.cast);
+    BOOST_REQUIRE_EQUAL(a.quantise.has_value(), b.quantise.has_value());
+    if (a.quantise) {
+      BOOST_REQUIRE(a.quantise->blocks == b.quantise->blocks);
+      BOOST_REQUIRE_EQUAL(a.quantise->scales, b.quantise->scales);
+    }
     require_equal(a.source, b.source);
     require_equal(a.destination, b.destination);
   }
@@ -102,6 +107,30 @@ BOOST_AUTO_TEST_CASE(casts_shared_buffers_and_hostile_names_come_back) {
   const DumpReader dump(folder / "d.h5");
   require_equal(dump.problem(), problem);
   require_equal(dump.plan(problem), first_holders(problem));
+}
+
+BOOST_AUTO_TEST_CASE(how_weights_are_quantised_comes_back_and_differs) {
+  const std::string holder("s\0", 2);  // its trailing NUL is lost in padding alone
+  const auto problem = [&](Index block, const std::string& scales) {
+    Parameter weight = moved("w", {4, 6}, DType::bf16, 2, 2);
+    weight.destination.layout = std::make_shared<const Layout>(
+        Layout::sharded({4, 6}, DType::f8_e4m3, Mesh({2}, 2), {Placement::shard(1)}));
+    weight.quantise = Quantise{{2, block}, scales};
+    return Problem::make(
+        {moved(holder, {2, 2}, DType::f32, 2, 2), weight, moved("t", {2, 2}, DType::f32, 2, 2)});
+  };
+  const TemporaryFolder folder;
+  const Problem written = problem(3, holder);
+  write_plan(folder / "d.h5", written, first_holders(written));
+  const DumpReader dump(folder / "d.h5");
+  require_equal(dump.problem(), written);
+  require_equal(dump.plan(written), first_holders(written));
+  BOOST_TEST(first_holders(written).digest != first_holders(problem(4, holder)).digest);
+  for (const auto& other : {problem(4, holder), problem(3, "t")}) {
+    write_plan(folder / "e.h5", other, first_holders(other));
+    BOOST_TEST(*DumpReader(folder / "e.h5").fact("problem_digest") != *dump.fact("problem_digest"));
+    std::filesystem::remove(folder / "e.h5");
+  }
 }
 
 BOOST_AUTO_TEST_CASE(a_dump_without_problem_or_plan_says_so) {
