@@ -7,11 +7,10 @@
 #include <algorithm>
 #include <boost/json.hpp>
 #include <limits>
-#include <memory>
-#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
+#include "core/engine/param_lines.hpp"
 #include "core/error.hpp"
 #include "core/layout/layout_json.hpp"
 
@@ -32,165 +31,20 @@ std::int64_t number(std::uint64_t value) {
   return static_cast<std::int64_t>(value);
 }
 
-/// Layouts by their text, so that equal ones are one object and are worked out once.
-class Layouts {
- public:
-  std::shared_ptr<const Layout> get(const json::value& canonical, const std::string& where) {
-    const std::string text = json::serialize(canonical);
-    auto& layout = by_text_[text];
-    if (!layout) {
-      layout = std::make_shared<const Layout>(Layout::from_json(text, where));
-    }
-    return layout;
-  }
-
-  Side side(const JsonReader& value, const json::value& raw, const std::string& name) {
-    value.allow_keys({"layout", "buffers"});
-    Side side{get(raw.as_object().at("layout"), "layout of '" + name + "'"), {}};
-    if (const auto buffers = value.find("buffers")) {
-      for (const JsonReader& buffer : buffers->items()) {
-        side.buffers.emplace_back(buffer.string());
-      }
-    } else {
-      side.buffers = {name};
-    }
-    if (side.buffers.size() < side.layout->slot_count()) {
-      value.fail("names " + std::to_string(side.buffers.size()) + " buffers, but its layout uses " +
-                 std::to_string(side.layout->slot_count()));
-    }
-    return side;
-  }
-
- private:
-  std::unordered_map<std::string, std::shared_ptr<const Layout>> by_text_;
-};
-
-/// As json::serialize() does, and faster for the names of most parameters.
-void append_quoted(std::string& out, std::string_view text) {
-  const bool plain = std::all_of(text.begin(), text.end(), [](char letter) {
-    return letter >= ' ' && letter != '"' && letter != '\\' && letter != '\x7f';
-  });
-  if (plain) {
-    out.append(1, '"').append(text).append(1, '"');
-  } else {
-    out += json::serialize(json::string_view(text));
-  }
-}
-
-template <class Values, class Append>
-void append_list(std::string& out, const Values& values, Append append) {
-  out += '[';
-  const char* separator = "";
-  for (const auto& value : values) {
-    out += separator;
-    append(out, value);
-    separator = ",";
-  }
-  out += ']';
-}
-
-/// Canonical layouts, each worked out once.
-class LayoutTexts {
- public:
-  void append_side(std::string& out, const Side& side, const std::string& name) {
-    std::string& layout = by_layout_[side.layout.get()];
-    if (layout.empty()) {
-      layout = side.layout->canonical_json();
-    }
-    out.append("{\"layout\":").append(layout);
-    if (side.buffers.size() != 1 || side.buffers.front() != name) {
-      out += ",\"buffers\":";
-      append_list(out, side.buffers, append_quoted);
-    }
-    out += '}';
-  }
-
- private:
-  std::unordered_map<const Layout*, std::string> by_layout_;
-};
-
-ParamSpec param_from_json(const JsonReader& value, const json::value& raw, Layouts& layouts) {
-  value.allow_keys({"name", "dtype", "shape", "source", "quantise"});
-  ParamSpec param;
-  param.name = value.at("name").string();
-  try {
-    param.dtype = dtype_from_string(value.at("dtype").string());
-    param.shape = layout_json::shape(value.at("shape"));
-    element_count(param.shape);
-    param.side = layouts.side(value.at("source"), raw.as_object().at("source"), param.name);
-    if (const auto quantise = value.find("quantise")) {
-      quantise->allow_keys({"blocks", "scales"});
-      param.quantise = Quantise{layout_json::dims(quantise->at("blocks")),
-                                std::string(quantise->at("scales").string())};
-    }
-  } catch (const JsonError&) {
-    throw;  // says where it is already
-  } catch (const Error& error) {
-    throw Error(error.code(), "parameter '" + param.name + "': " + error.what());
-  }
-  return param;
-}
-
-/// Its line of params_to_text(), without the end.
-void append_param(std::string& out, const ParamSpec& param, LayoutTexts& layouts) {
-  out += "{\"name\":";
-  append_quoted(out, param.name);
-  out.append(",\"dtype\":\"").append(to_string(param.dtype)).append("\",\"shape\":");
-  append_list(out, param.shape,
-              [](std::string& list, Index extent) { list += std::to_string(extent); });
-  out += ",\"source\":";
-  layouts.append_side(out, param.side, param.name);
-  if (param.quantise) {
-    out += ",\"quantise\":{\"blocks\":";
-    append_list(out, param.quantise->blocks,
-                [](std::string& list, Index extent) { list += std::to_string(extent); });
-    out += ",\"scales\":";
-    append_quoted(out, param.quantise->scales);
-    out += '}';
-  }
-  out += '}';
-}
-
-/// Takes the first line off @p text.
-std::string_view take_line(std::string_view& text) {
-  const std::string_view line = text.substr(0, text.find('\n'));
-  text.remove_prefix(std::min(text.size(), line.size() + 1));
-  return line;
-}
-
-std::size_t count_lines(std::string_view text) {
-  return static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
-}
-
-std::string text_of(const json::value* value) {
-  return value == nullptr ? "none" : json::serialize(*value);
-}
-
-/// What two JSON objects of one parameter do not share.
-std::string difference(std::string_view expected, std::string_view found) {
-  const json::object a = json::parse(expected).as_object();
-  const json::object b = json::parse(found).as_object();
-  const std::string name(b.at("name").as_string());
-  if (a.at("name") != b.at("name")) {
-    return "parameter '" + name + "' stands where '" + std::string(a.at("name").as_string()) +
-           "' does";
-  }
-  for (const auto* object : {&a, &b}) {
-    for (const auto& entry : *object) {
-      const json::value* const left = a.if_contains(entry.key());
-      const json::value* const right = b.if_contains(entry.key());
-      if (left == nullptr || right == nullptr || *left != *right) {
-        return "parameter '" + name + "' has " + std::string(entry.key()) + " " + text_of(right) +
-               " instead of " + text_of(left);
-      }
-    }
-  }
-  return "parameter '" + name + "' differs";
-}
-
 std::optional<std::uint64_t> optional_number(const JsonReader& root, std::string_view key) {
   const auto value = root.find(key);
   return value ? std::optional(value->integer_in<std::uint64_t>()) : std::nullopt;
+}
+
+/// @p body but for its list @p key, which is long and read by itself.
+json::value without(const json::object& body, std::string_view key) {
+  json::object few;
+  for (const auto& entry : body) {
+    if (entry.key() != key || !entry.value().is_array()) {
+      few.insert(entry);
+    }
+  }
+  return few;
 }
 
 /// The parameters that an update brings.
@@ -327,10 +181,10 @@ json::object to_json(const InitRequest& request) {
       {"epoch", number(request.epoch)},
       {"world", request.world}};
   json::array params;
-  LayoutTexts layouts;
+  param_lines::LayoutTexts layouts;
   for (const ParamSpec& param : request.params) {
     std::string text;
-    append_param(text, param, layouts);
+    param_lines::append_param(text, param, layouts);
     params.push_back(json::parse(text));
   }
   out["params"] = std::move(params);
@@ -368,7 +222,7 @@ json::object to_json(const RoundRequest& request) {
 
 InitRequest init_request_from_json(const json::object& body) {
   const std::string where = "init_weight_transfer_engine";
-  const json::value document = body;
+  const json::value document = without(body, "params");
   const JsonReader root(document, where);
   root.allow_keys({"schema_version", "master_address", "master_port", "nccl_unique_id_b64",
                    "rank_offset", "world_size", "dst_mesh_dims", "source_digest", "params",
@@ -400,12 +254,14 @@ InitRequest init_request_from_json(const json::object& body) {
   }
   check_world(request);
 
-  Layouts layouts;
-  const JsonReader list = root.at("params");
-  const std::vector<JsonReader> entries = list.items();
-  const json::array& raw = document.as_object().at("params").as_array();
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    request.params.push_back(param_from_json(entries[i], raw[i], layouts));
+  const json::value* const list = body.if_contains("params");
+  if (list == nullptr || !list->is_array()) {
+    root.at("params").items();  // says what is wrong
+  }
+  param_lines::ParamReader reader;
+  for (const json::value& param : list->get_array()) {
+    request.params.push_back(
+        reader.read(param, where + ": params[" + std::to_string(request.params.size()) + "]"));
   }
   check_source_params(request.params, request.rank_offset);
   const std::string digest = sha256_hex(params_to_text(request.params));
@@ -419,13 +275,7 @@ RoundRequest round_request_from_json(const json::object& body, std::string_view 
                                      bool is_update) {
   const std::string where(call);
   RoundRequest request;
-  json::object few;  // what is read with its place; a list of names is long
-  for (const auto& entry : body) {
-    if (!is_update || entry.key() != "names" || !entry.value().is_array()) {
-      few.insert(entry);
-    }
-  }
-  const json::value document = std::move(few);
+  const json::value document = is_update ? without(body, "names") : body;
   const JsonReader root(document, where);
   if (const auto draft = root.find("draft_model")) {
     root.fail("asks for the draft model '" + std::string(draft->string()) +
@@ -443,118 +293,6 @@ RoundRequest round_request_from_json(const json::object& body, std::string_view 
     request.plan_digest = digest->string();
   }
   return request;
-}
-
-std::string params_to_text(const std::vector<ParamSpec>& params) {
-  LayoutTexts layouts;
-  std::string text;
-  for (const ParamSpec& param : params) {
-    append_param(text, param, layouts);
-    text += '\n';
-  }
-  return text;
-}
-
-std::vector<ParamSpec> params_from_text(std::string_view text) {
-  Layouts layouts;
-  std::vector<ParamSpec> params;
-  params.reserve(count_lines(text));
-  while (!text.empty()) {
-    const json::value document = parse_json(take_line(text), "parameter");
-    params.push_back(param_from_json(JsonReader(document, "parameter"), document, layouts));
-  }
-  return params;
-}
-
-std::string resolutions_to_text(const std::vector<ParamSpec>& params,
-                                const std::vector<Resolution>& resolutions) {
-  LayoutTexts layouts;
-  std::string text;
-  for (std::size_t i = 0; i < params.size(); ++i) {
-    const Resolution& resolution = resolutions[i];
-    text += "{\"name\":";
-    append_quoted(text, params[i].name);
-    text.append(",\"mode\":\"").append(to_string(resolution.mode));
-    text.append("\",\"cast\":").append(resolution.cast ? "true" : "false");
-    text += ",\"together\":";
-    append_quoted(text, resolution.together);
-    text += ",\"destination\":";
-    layouts.append_side(text, resolution.side, params[i].name);
-    text += "}\n";
-  }
-  return text;
-}
-
-std::vector<Resolution> resolutions_from_text(std::string_view text,
-                                              const std::vector<ParamSpec>& params) {
-  if (count_lines(text) != params.size()) {
-    refuse("the workers resolved " + std::to_string(count_lines(text)) + " parameters, but " +
-           std::to_string(params.size()) + " are declared");
-  }
-  Layouts layouts;
-  std::vector<Resolution> resolutions;
-  resolutions.reserve(params.size());
-  for (std::size_t i = 0; i < params.size(); ++i) {
-    const json::value document = parse_json(take_line(text), "resolution");
-    const JsonReader root(document, "resolution");
-    const std::string name(root.at("name").string());
-    if (name != params[i].name) {
-      refuse("the workers resolved '" + name + "' where '" + params[i].name + "' is declared");
-    }
-    Resolution resolution;
-    const std::string_view mode = root.at("mode").string();
-    if (mode != to_string(Mode::direct) && mode != to_string(Mode::fallback)) {
-      root.at("mode").fail("is neither direct nor fallback");
-    }
-    resolution.mode = mode == to_string(Mode::direct) ? Mode::direct : Mode::fallback;
-    resolution.cast = root.at("cast").boolean();
-    resolution.together = root.at("together").string();
-    resolution.side =
-        layouts.side(root.at("destination"), document.as_object().at("destination"), name);
-    resolutions.push_back(std::move(resolution));
-  }
-  return resolutions;
-}
-
-void check_resolutions(const std::vector<ParamSpec>& params,
-                       const std::vector<Resolution>& resolutions, Rank first_worker,
-                       Rank world_size) {
-  if (params.size() != resolutions.size()) {
-    refuse("the sink resolved " + std::to_string(resolutions.size()) + " parameters, but " +
-           std::to_string(params.size()) + " are declared");
-  }
-  for (std::size_t i = 0; i < params.size(); ++i) {
-    const auto& layout = resolutions[i].side.layout;
-    if (!layout) {
-      refuse("parameter '" + params[i].name + "' has no destination layout");
-    }
-    const std::vector<Rank>& ranks = layout->ranks();
-    if (!ranks.empty() && (ranks.front() < first_worker || ranks.back() >= world_size)) {
-      refuse("parameter '" + params[i].name + "' has a destination on ranks " +
-             std::to_string(ranks.front()) + " to " + std::to_string(ranks.back()) +
-             ", but the workers are ranks " + std::to_string(first_worker) + " to " +
-             std::to_string(world_size - 1));
-    }
-  }
-}
-
-std::string first_difference(std::string_view expected, std::string_view found) {
-  const std::size_t had = count_lines(expected);
-  const std::size_t has = count_lines(found);
-  while (!expected.empty() && !found.empty()) {
-    const std::string_view a = take_line(expected);
-    const std::string_view b = take_line(found);
-    if (a != b) {
-      return difference(a, b);
-    }
-  }
-  if (expected.empty() && found.empty()) {
-    return {};
-  }
-  const std::string_view line = take_line(has > had ? found : expected);
-  return std::to_string(has) + " parameters instead of " + std::to_string(had) + ", the first " +
-         (has > had ? "extra" : "missing") + " one is '" +
-         std::string(json::parse(line).as_object().at("name").as_string()) + "'";
 }
 
 }  // namespace m2n

@@ -83,6 +83,7 @@ std::string params_to_text(const std::vector<ParamSpec>& params);
 std::vector<ParamSpec> params_from_text(std::string_view text);
 
 /// A sink's resolutions of @p params in the same form, for agreement between workers and trainers.
+/// A layout that came before is told by its number, since those of many workers are long.
 std::string resolutions_to_text(const std::vector<ParamSpec>& params,
                                 const std::vector<Resolution>& resolutions);
 /// @throws Error{bad_argument} also unless there is one resolution a parameter, in its order.

@@ -191,6 +191,92 @@ BOOST_AUTO_TEST_CASE(a_line_is_what_the_body_holds_whatever_the_name) {
   BOOST_TEST(params_to_text(params_from_text(text)) == text);
 }
 
+/// What is the same behind their names is read once; the buffers are each parameter's own.
+BOOST_AUTO_TEST_CASE(parameters_that_differ_in_names_alone_keep_their_buffers) {
+  const auto plain = std::make_shared<const Layout>(
+      Layout::sharded({4, 6}, DType::f32, Mesh({2}, 0), {Placement::shard(0)}));
+  InitRequest request = right_request();
+  request.params.clear();
+  for (const std::string name : {"a", "b", "c \"quoted\"", "größe"}) {
+    request.params.push_back({name, DType::f32, {4, 6}, {plain, {name}}});
+    request.params.push_back({name + " in one", DType::f32, {4, 6}, {plain, {"one"}}});
+  }
+  request.source_digest = sha256_hex(params_to_text(request.params));
+  const std::vector<ParamSpec> lines = params_from_text(params_to_text(request.params));
+  const InitRequest body = init_request_from_json(travelled(request));
+  for (const std::vector<ParamSpec>& read : {lines, body.params}) {
+    BOOST_TEST_REQUIRE(read.size() == request.params.size());
+    for (std::size_t i = 0; i < read.size(); ++i) {
+      BOOST_TEST(read[i].name == request.params[i].name);
+      BOOST_TEST(read[i].side.buffers == request.params[i].side.buffers,
+                 boost::test_tools::per_element());
+      BOOST_TEST(read[i].side.layout.get() == read[0].side.layout.get());
+    }
+  }
+}
+
+/// Parameters of one shape, and destinations of two layouts by turns.
+struct Resolved {
+  Resolved() {
+    for (const Rank first : {2, 4}) {
+      layouts.push_back(std::make_shared<const Layout>(
+          Layout::sharded({4, 6}, DType::f32, Mesh({2}, first), {Placement::shard(1)})));
+    }
+    for (std::size_t i = 0; i < 6; ++i) {
+      const std::string name = "w" + std::to_string(i);
+      params.push_back({name, DType::f32, {4, 6}, {layouts[0], {name}}});
+      // Equal layouts need not be one object.
+      const auto again = std::make_shared<const Layout>(*layouts[i % 2]);
+      resolutions.push_back({i == 3 ? Mode::fallback : Mode::direct,
+                             {again, {i == 4 ? "fused" : name}},
+                             i == 5,
+                             {},
+                             i == 3 ? "unit" : ""});
+    }
+  }
+
+  std::vector<std::shared_ptr<const Layout>> layouts;
+  std::vector<ParamSpec> params;
+  std::vector<Resolution> resolutions;
+};
+
+BOOST_AUTO_TEST_CASE(resolutions_survive_the_wire_and_spell_each_layout_once) {
+  const Resolved sent;
+  const std::string text = resolutions_to_text(sent.params, sent.resolutions);
+  const std::string spelled = sent.layouts[1]->canonical_json();
+  BOOST_TEST_REQUIRE(text.find(spelled) != text.npos);
+  BOOST_TEST(text.find(spelled, text.find(spelled) + 1) == text.npos);
+  const std::vector<Resolution> read = resolutions_from_text(text, sent.params);
+  BOOST_TEST_REQUIRE(read.size() == sent.resolutions.size());
+  for (std::size_t i = 0; i < read.size(); ++i) {
+    const Resolution& expected = sent.resolutions[i];
+    BOOST_TEST((*read[i].side.layout == *expected.side.layout));
+    BOOST_TEST(read[i].side.layout.get() == read[i % 2].side.layout.get());
+    BOOST_TEST(read[i].side.buffers == expected.side.buffers, boost::test_tools::per_element());
+    BOOST_TEST((read[i].mode == expected.mode));
+    BOOST_TEST(read[i].cast == expected.cast);
+    BOOST_TEST(read[i].together == expected.together);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(resolutions_that_differ_in_a_layout_are_told_with_the_layouts) {
+  const Resolved sent;
+  const std::string text = resolutions_to_text(sent.params, sent.resolutions);
+  Resolved other;
+  other.resolutions[4].side.layout = other.layouts[1];
+  const auto destination = [](const Layout& layout) {
+    return R"({"layout":)" + layout.canonical_json() + R"(,"buffers":["fused"]})";
+  };
+  BOOST_TEST(first_difference(text, resolutions_to_text(other.params, other.resolutions)) ==
+             "parameter 'w4' has destination " + destination(*sent.layouts[1]) + " instead of " +
+                 destination(*sent.layouts[0]));
+  std::string wrong = text;
+  wrong.replace(wrong.rfind("\"layout\":1"), 10, "\"layout\":7");
+  BOOST_CHECK_EXCEPTION(resolutions_from_text(wrong, sent.params), Error, [](const Error& error) {
+    return std::string(error.what()) == "layout of 'w5' is layout 7 of the 2 that came before it";
+  });
+}
+
 BOOST_AUTO_TEST_CASE(a_slice_survives_the_wire_as_names_and_as_a_range) {
   RoundRequest names;
   names.names = {"a", "größe", "with \"quotes\""};
