@@ -171,6 +171,8 @@ BenchOptions parse_bench(const std::vector<std::string>& arguments) {
   if (out.memory == MemorySpace::device && experiment.file.empty() &&
       !names_flag(rest, {"--transport", "--transport.name"})) {
     experiment.transport = "nccl";
+  } else if (experiment.transport.empty()) {
+    experiment.transport = "loopback";  // cells are threads
   }
   out.planners = specs_of("planner", experiment.planner, experiment.planner_options);
   out.transports = specs_of("transport", experiment.transport, experiment.transport_options);

@@ -206,7 +206,9 @@ po::options_description experiment_flags(Experiment& e) {
           "data_parallel, expert_parallel, engine, pipeline_layers, expert_placement, "
           "redundant_experts, expert_map; other sink.* keys go to the sink")(
           "planner.name", text(e.planner), "who plans (also --planner); others go to the planner")(
-          "transport.name", text(e.transport), "who moves (also --transport); others go to it")(
+          "transport.name", path(),
+          "who moves (also --transport); others go to it. Without a name: "
+          "ucx in launch, trainer and worker where it is built and memory is host, else loopback")(
           "topology.file", path(), "a topology file (also --topology)")(
           "run.rounds", number(1), "weight updates (also --rounds)")(
           "run.deadline", po::value<double>()->default_value(e.deadline_seconds),

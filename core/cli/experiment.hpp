@@ -66,7 +66,7 @@ struct Experiment {
 
   std::string planner = "direct";
   Options planner_options;
-  std::string transport = "loopback";
+  std::string transport;  ///< Empty: default_transport().
   Options transport_options;
   std::filesystem::path topology;
   bool relabel = false;  ///< Hand the workers' parts out anew, so that fewer bytes travel.

@@ -91,10 +91,13 @@ int count_devices() {
 
 }  // namespace
 
-Job::Job(const Experiment& experiment)
+Job::Job(const Experiment& experiment, RanksAre ranks)
     : experiment_(experiment), registries_(builtin_registries()) {
   for (const std::filesystem::path& file : experiment_.plugins) {
     load_plugin(file, registries_);
+  }
+  if (experiment_.transport.empty()) {
+    experiment_.transport = default_transport(registries_, ranks, experiment_.memory);
   }
   // Unknown names are found before anything large is read.
   if (experiment_.replay.empty()) {

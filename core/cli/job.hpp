@@ -11,6 +11,7 @@
 
 #include "core/api/builtin.hpp"
 #include "core/cli/experiment.hpp"
+#include "core/engine/engine_options.hpp"
 #include "core/engine/local_job.hpp"
 #include "core/engine/oracle.hpp"
 #include "core/engine/quantising.hpp"
@@ -23,7 +24,8 @@ namespace m2n::cli {
 /// An experiment, built up to its problem. No weight memory is held yet.
 class Job {
  public:
-  explicit Job(const Experiment& experiment);
+  /// @param ranks  Decides who moves where the experiment does not say.
+  explicit Job(const Experiment& experiment, RanksAre ranks = RanksAre::threads);
 
   const Experiment& experiment() const noexcept { return experiment_; }
   const Registries& registries() const noexcept { return registries_; }

@@ -182,6 +182,7 @@ class Launch {
       std::cout << json::serialize(json::object{{"ok", true},
                                                 {"trainers", sample_.trainers()},
                                                 {"workers", sample_.workers()},
+                                                {"transport", sample_.experiment().transport},
                                                 {"rounds", trainer.at("rounds")},
                                                 {"version", trainer.at("version")},
                                                 {"digest_verified", trainer.at("digest_verified")},
@@ -204,6 +205,7 @@ class Launch {
     table.add({"processes", std::to_string(sample_.trainers()) + " trainers, " +
                                 std::to_string(sample_.workers()) + " workers, for " +
                                 human_seconds(seconds_)});
+    table.add({"transport", sample_.experiment().transport});
     table.add({"init", human_seconds(seconds("init_seconds"))});
     table.add({"rounds", std::to_string(trainer.at("rounds").as_int64()) +
                              (experiment_.process.change ? " of weights that change" : "")});

@@ -4,13 +4,18 @@
 /// @file
 /// `m2n list`: what is registered.
 
+#include <boost/algorithm/string/join.hpp>
 #include <boost/json.hpp>
 #include <iostream>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "core/api/builtin.hpp"
 #include "core/cli/commands.hpp"
 #include "core/cli/experiment.hpp"
 #include "core/cli/output.hpp"
+#include "core/engine/engine_options.hpp"
 
 namespace m2n::cli {
 
@@ -20,13 +25,28 @@ int list_command(const Arguments& arguments) {
   for (const std::filesystem::path& file : experiment.plugins) {
     load_plugin(file, registries);
   }
+  /// Of commands that move bytes, by the transport that they take when none is named.
+  std::map<std::string, std::vector<std::string>> defaults;
+  defaults[default_transport(registries, RanksAre::threads, MemorySpace::host)] = {"run", "replay",
+                                                                                   "bench"};
+  for (const char* const command : {"launch", "trainer", "worker"}) {
+    defaults[default_transport(registries, RanksAre::processes, MemorySpace::host)].push_back(
+        command);
+  }
   Table table({"kind", "name", "what it does"});
   boost::json::array list;
   const auto add = [&](const auto& registry) {
     for (const auto& [name, entry] : registry.entries()) {
-      table.add({registry.kind(), name, entry.summary});
-      list.push_back(boost::json::object{
-          {"kind", registry.kind()}, {"name", name}, {"summary", entry.summary}});
+      boost::json::object object{
+          {"kind", registry.kind()}, {"name", name}, {"summary", entry.summary}};
+      std::string summary = entry.summary;
+      const auto found = defaults.find(name);
+      if (registry.kind() == registries.transports.kind() && found != defaults.end()) {
+        summary += "; the default of " + boost::algorithm::join(found->second, ", ");
+        object["default_of"] = boost::json::array(found->second.begin(), found->second.end());
+      }
+      table.add({registry.kind(), name, summary});
+      list.push_back(std::move(object));
     }
   };
   add(registries.planners);

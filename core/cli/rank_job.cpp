@@ -55,7 +55,8 @@ HostPort host_port(const std::string& what, const std::string& text) {
   throw Error(Errc::usage, what + " is '" + text + "'; it must be HOST:PORT");
 }
 
-RankJob::RankJob(const Experiment& experiment, Part part) : job_(experiment), part_(part) {
+RankJob::RankJob(const Experiment& experiment, Part part)
+    : job_(experiment, RanksAre::processes), part_(part) {
   job_.require_memory();
   trainers_ = count_side(job_.problem().source_ranks(), 0, "trainer");
   workers_ = count_side(job_.problem().destination_ranks(), trainers_, "worker");

@@ -135,6 +135,7 @@ void print(const RankJob& rank, const TrainerEngine& engine, double init_seconds
   if (rank.experiment().json) {
     std::cout << json::serialize(json::object{{"part", "trainer"},
                                               {"rank", rank.number()},
+                                              {"transport", rank.experiment().transport},
                                               {"rounds", rounds.size()},
                                               {"version", rounds.back().version},
                                               {"digest_verified", verified},

@@ -21,6 +21,8 @@
 
 namespace m2n {
 
+struct Registries;
+
 /// Steps of init, in their order, then those of a round. Every rank passes them together; errors
 /// name them.
 namespace phases {
@@ -45,7 +47,9 @@ inline constexpr std::string_view kDeploymentResult = "deployment result";
 struct EngineOptions {
   std::string planner = "direct";
   Options planner_options;
-  std::string transport = "loopback";
+  /// Empty: default_transport() between processes. Ranks that are threads of one process take
+  /// "loopback".
+  std::string transport;
   Options transport_options;
   Topology topology;   ///< Without islands: one island of the world's size.
   RoundLimits limits;  ///< Of full tensors on their way into load_weights().
@@ -81,5 +85,15 @@ struct EngineOptions {
   /// Long enough for all of init.
   Deadline init_deadline() const;
 };
+
+/// Whether the ranks of a job are processes of their own.
+enum class RanksAre : std::uint8_t { threads, processes };
+
+/// Who moves when nobody says: between processes "ucx", where it is registered and the weights live
+/// in host memory; else "loopback".
+std::string default_transport(const Registries& registries, RanksAre ranks, MemorySpace memory);
+
+/// @p options with the transport named.
+EngineOptions with_transport(const Registries& registries, EngineOptions options);
 
 }  // namespace m2n

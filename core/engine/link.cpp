@@ -110,6 +110,20 @@ Deadline EngineOptions::init_deadline() const {
   return deadline_in(sum);
 }
 
+std::string default_transport(const Registries& registries, RanksAre ranks, MemorySpace memory) {
+  const bool ucx = ranks == RanksAre::processes && memory == MemorySpace::host &&
+                   registries.transports.contains("ucx");
+  return ucx ? "ucx" : "loopback";
+}
+
+EngineOptions with_transport(const Registries& registries, EngineOptions options) {
+  if (options.transport.empty()) {
+    options.transport = default_transport(registries, RanksAre::processes,
+                                          options.device ? MemorySpace::device : MemorySpace::host);
+  }
+  return options;
+}
+
 Link::Link(LinkParts parts, WorldSpec world, Rank rank)
     : parts_(std::move(parts)),
       world_(std::move(world)),

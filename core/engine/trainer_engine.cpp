@@ -38,7 +38,7 @@ std::string deployment_text(std::size_t deployment, const WorldSpec& world) {
 }  // namespace
 
 TrainerEngine::TrainerEngine(const Registries& registries, EngineOptions options)
-    : registries_(registries), options_(std::move(options)) {}
+    : registries_(registries), options_(with_transport(registries, std::move(options))) {}
 
 TrainerEngine::~TrainerEngine() { drop(); }
 

@@ -23,7 +23,7 @@ constexpr std::string_view kFinish = "finish_weight_update";
 WorkerEngine::WorkerEngine(const Registries& registries, EngineOptions options, WeightSink& sink,
                            Rank worker, Rank workers)
     : registries_(registries),
-      options_(std::move(options)),
+      options_(with_transport(registries, std::move(options))),
       sink_(sink),
       worker_(worker),
       workers_(workers) {

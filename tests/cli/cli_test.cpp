@@ -12,9 +12,11 @@
 #include <boost/test/unit_test.hpp>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <sstream>
 
+#include "core/api/builtin.hpp"
 #include "core/io/dump.hpp"
 #include "core/io/safetensors.hpp"
 #include "core/tensor/digest.hpp"
@@ -469,6 +471,28 @@ BOOST_AUTO_TEST_CASE(list_shows_what_is_built_in) {
         "hdf5", "inplace", "load_weights", "null", "bert", "llama"}) {
     BOOST_TEST(outcome.out.find(name) != std::string::npos, name);
   }
+}
+
+BOOST_AUTO_TEST_CASE(list_names_the_transports_that_commands_take_by_default) {
+  const TemporaryFolder folder;
+  const Outcome outcome = m2n(folder, {"list", "--json"});
+  BOOST_TEST_REQUIRE(outcome.status == 0, outcome.err);
+  std::map<std::string, std::string> transports;  // by command
+  const json::value list = json::parse(outcome.out);
+  for (const json::value& entry : list.as_array()) {
+    if (const json::value* const commands = entry.as_object().if_contains("default_of")) {
+      BOOST_TEST((entry.at("kind") == "transport"));
+      for (const json::value& command : commands->as_array()) {
+        transports[std::string(command.as_string())] = std::string(entry.at("name").as_string());
+      }
+    }
+  }
+  const bool ucx = builtin_registries().transports.contains("ucx");
+  const std::string processes = ucx ? "ucx" : "loopback";
+  const std::map<std::string, std::string> expected = {
+      {"run", "loopback"},   {"replay", "loopback"}, {"bench", "loopback"},
+      {"launch", processes}, {"trainer", processes}, {"worker", processes}};
+  BOOST_TEST((transports == expected), outcome.out);
 }
 
 BOOST_AUTO_TEST_CASE(help_is_for_a_person) {

@@ -17,6 +17,7 @@
 #include <fstream>
 #include <thread>
 
+#include "core/api/builtin.hpp"
 #include "core/rendezvous/listen_socket.hpp"
 #include "tests/support/run_program.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -153,6 +154,21 @@ BOOST_AUTO_TEST_CASE(ten_rounds_of_changing_weights_are_verified_in_every_proces
       json::parse(outcome.err.substr(brace, outcome.err.find('\n', brace) - brace)).as_object();
   BOOST_TEST(event.at("rank").as_int64() == 5);
   BOOST_TEST(event.at("phase").as_string() == "rendezvous");
+}
+
+BOOST_AUTO_TEST_CASE(processes_take_ucx_unless_it_is_not_built_or_another_is_named) {
+  const Folder folder;
+  const auto transport_of = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> words = {program(), "launch", "--problem", "p.json",
+                                      "--json",  "--log",  "off"};
+    words.insert(words.end(), more.begin(), more.end());
+    const Outcome outcome = testing::run_program(words, folder.path);
+    BOOST_TEST_REQUIRE(outcome.status == 0, outcome.err);
+    return std::string(json::parse(outcome.out).at("transport").as_string());
+  };
+  const bool ucx = builtin_registries().transports.contains("ucx");
+  BOOST_TEST(transport_of({}) == (ucx ? "ucx" : "loopback"));
+  BOOST_TEST(transport_of({"--transport", "loopback"}) == "loopback");
 }
 
 BOOST_AUTO_TEST_CASE(weights_that_do_not_change_and_slices_work_too) {

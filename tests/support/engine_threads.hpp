@@ -201,6 +201,7 @@ class Threads {
 
  private:
   void prepare(EngineOptions& options, Rank rank) {
+    options.transport = "loopback";
     options.deadline = kLong;
     options.on_phase = [this, rank](std::string_view phase) {
       if (const auto fault = faults.find(rank); fault != faults.end() && fault->second == phase) {

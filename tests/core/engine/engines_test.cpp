@@ -80,6 +80,23 @@ class StuckTransport final : public Transport {
 BOOST_AUTO_TEST_SUITE(engine)
 BOOST_AUTO_TEST_SUITE(engines)
 
+BOOST_AUTO_TEST_CASE(without_a_transport_engines_take_that_of_processes) {
+  Registries registries;
+  const auto transport = [&](const EngineOptions& options) {
+    return TrainerEngine(registries, options).options().transport;
+  };
+  EngineOptions on_device;
+  on_device.device = 0;
+  BOOST_TEST(transport({}) == "loopback");
+  registries.transports.add("ucx", "", {});
+  BOOST_TEST(transport({}) == "ucx");
+  BOOST_TEST(transport(on_device) == "loopback");
+  EngineOptions named;
+  named.transport = "nccl";
+  BOOST_TEST(transport(named) == "nccl");
+  BOOST_TEST(default_transport(registries, RanksAre::threads, MemorySpace::host) == "loopback");
+}
+
 BOOST_AUTO_TEST_CASE(weights_that_change_arrive_in_every_round) {
   Threads threads(3, 2);
   threads.make();
