@@ -15,10 +15,15 @@
 #include <cstring>
 #include <fstream>
 #include <initializer_list>
+#include <map>
+#include <sstream>
 
 #include "core/api/builtin.hpp"
+#include "tests/support/run_program.hpp"
 #include "tests/support/sanitized.hpp"
+#include "tests/support/temporary_folder.hpp"
 #include "tests/transports/subjects.hpp"
+#include "transports/ucx/crossover.hpp"
 
 namespace m2n {
 namespace {
@@ -209,11 +214,97 @@ BOOST_DATA_TEST_CASE(the_report_names_way_and_lanes_of_each_peer, bdata::make(kS
     const RoundReport report = session->wait(deadline_in(kLong));
     require(report.peers.size() == 1, "one peer");
     const std::string& path = report.peers[0].path;
-    require(path.starts_with(wire ? "wire (tcp" : "ring ("), path);
+    const bool puts = subject.options.contains("puts");
+    require(path.starts_with(!wire  ? "ring ("
+                             : puts ? "wire, puts from 1024 bytes (tcp"
+                                    : "wire (tcp"),
+            path);
     require(
         wire || path.find("sysv") != std::string::npos || path.find("posix") != std::string::npos,
         path);
   }));
+}
+
+/// How ranks 0 and 1 say, session by session, that a tensor of @p bytes went from 0 to 1.
+std::vector<std::string> paths(const Options& options, std::uint64_t bytes, int sessions) {
+  const Job job({{0, 1, bytes}});
+  const testing::TemporaryFolder folder;
+  none_failed(testing::run_ranks(World::processes, 2, [&](Group& group) {
+    const auto transport = make({"ucx", World::processes, options});
+    transport->connect(group, deadline_in(kLong));
+    std::ofstream out(folder / std::to_string(group.rank()));
+    for (int i = 0; i < sessions; ++i) {
+      JobMemory memory(job, group.rank());
+      const auto session = transport->prepare(make_program(job.plan, job.problem, group.rank()),
+                                              memory.buffers(), deadline_in(kLong));
+      memory.fill(7);
+      session->start(7, deadline_in(kLong));
+      out << session->wait(deadline_in(kLong)).peers.at(0).path << '\n';
+      memory.check(7);
+    }
+  }));
+  std::vector<std::string> lines;
+  for (const char* const rank : {"0", "1"}) {
+    std::istringstream text(testing::read_file(folder / rank));
+    for (std::string line; std::getline(text, line);) {
+      lines.push_back(line.substr(0, line.find(" (")));
+    }
+  }
+  return lines;
+}
+
+BOOST_AUTO_TEST_CASE(the_length_from_which_rows_are_put_is_measured_once_and_told_to_the_peer) {
+  const Options options = {{"tls", "tcp"}, {"puts", "on"}};
+  const std::vector<std::string> told = paths(options, 30'000, 2);
+  BOOST_TEST_REQUIRE(told.size() == 4U);
+  const std::string before = "wire, puts from ";
+  BOOST_TEST_REQUIRE(told[0].starts_with(before), told[0]);
+  const std::uint64_t length = std::stoull(told[0].substr(before.size()));
+  BOOST_TEST(length >= m2n::ucx::kLeastPut);
+  BOOST_TEST(length <= 2 * m2n::ucx::kMostPut);
+  BOOST_TEST((length & (length - 1)) == 0U);
+  for (const std::string& path : told) {
+    BOOST_TEST(path == told[0]);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_number_forces_the_length_from_which_rows_are_put) {
+  for (const char* const bytes : {"29999", "30001"}) {
+    for (const std::string& path :
+         paths({{"tls", "tcp"}, {"puts", "on"}, {"put_bytes", bytes}}, 30'000, 1)) {
+      BOOST_TEST(path == "wire, puts from " + std::string(bytes) + " bytes");
+    }
+  }
+  for (const std::string& path : paths({{"tls", "tcp"}}, 30'000, 1)) {
+    BOOST_TEST(path == "wire");  // no lane that puts
+  }
+}
+
+BOOST_AUTO_TEST_CASE(rows_are_put_from_the_least_length_on_at_which_no_longer_one_loses) {
+  std::vector<std::uint64_t> asked;
+  const auto first = [&](const std::map<std::uint64_t, double>& put_seconds) {
+    asked.clear();
+    return m2n::ucx::first_length_to_put(
+        [&](std::uint64_t length) -> std::optional<m2n::ucx::RowSeconds> {
+          asked.push_back(length);
+          const auto found = put_seconds.find(length);
+          return found == put_seconds.end()
+                     ? std::nullopt
+                     : std::optional(m2n::ucx::RowSeconds{.put = found->second, .packed = 10});
+        });
+  };
+  constexpr std::uint64_t kKiB = 1024;
+  BOOST_TEST(first({}) == m2n::ucx::kUnmeasuredPut);
+  BOOST_TEST(first({{64 * kKiB, 11}}) == 128 * kKiB);
+  // A length that wins below one that loses says nothing.
+  BOOST_TEST(first({{64 * kKiB, 1}, {32 * kKiB, 10}, {16 * kKiB, 11}, {8 * kKiB, 1}}) == 32 * kKiB);
+  BOOST_TEST(asked.size() == 3U);
+  BOOST_TEST(first({{64 * kKiB, 1}, {32 * kKiB, 2}}) == 32 * kKiB);  // out of time
+  std::map<std::uint64_t, double> all;
+  for (std::uint64_t length = 1; length <= 64 * kKiB; length *= 2) {
+    all[length] = 1;
+  }
+  BOOST_TEST(first(all) == kKiB);
 }
 
 BOOST_AUTO_TEST_CASE(ranks_with_different_settings_are_refused_by_all_with_both) {
@@ -227,7 +318,7 @@ BOOST_AUTO_TEST_CASE(ranks_with_different_settings_are_refused_by_all_with_both)
   for (const RankEnd& end : ends) {
     BOOST_TEST(end.failure.find("rank 1 has") != std::string::npos, end.failure);
     BOOST_TEST(end.failure.find("put_bytes=77") != std::string::npos, end.failure);
-    BOOST_TEST(end.failure.find("put_bytes=16384") != std::string::npos, end.failure);
+    BOOST_TEST(end.failure.find("put_bytes=auto") != std::string::npos, end.failure);
   }
 }
 
@@ -258,7 +349,7 @@ BOOST_AUTO_TEST_CASE(options_out_of_range_are_refused_with_what_would_be_right) 
                                    std::string(error.what()).find(part) != std::string::npos;
                           });
   };
-  refused("put_bytes", "0", "from 1 to");
+  refused("put_bytes", "0", "auto or a whole number from 1 to");
   refused("put_bytes", "1k", "'1k'");
   refused("errors", "ignore", "auto, peer or kernel");
   refused("puts", "maybe", "auto, on or off");

@@ -11,13 +11,14 @@ namespace {
 
 constexpr std::string_view kWho = "transport 'ucx'";
 
+/// @param or_else  What may stand there besides: "auto or ".
 std::uint64_t number(const std::string& key, const std::string& text, std::uint64_t low,
-                     std::uint64_t high) {
+                     std::uint64_t high, const char* or_else = "") {
   std::uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || end != text.data() + text.size() || value < low || value > high) {
-    throw Error(Errc::usage, std::string(kWho) + ": " + key + " '" + text +
-                                 "', expected a whole number from " + std::to_string(low) + " to " +
+    throw Error(Errc::usage, std::string(kWho) + ": " + key + " '" + text + "', expected " +
+                                 or_else + "a whole number from " + std::to_string(low) + " to " +
                                  std::to_string(high));
   }
   return value;
@@ -67,7 +68,8 @@ UcxOptions UcxOptions::parse(const Options& options) {
   constexpr std::uint64_t kPage = 4096;
   for (const auto& [key, text] : options) {
     if (key == "put_bytes") {
-      out.put_bytes = number(key, text, 1, kAny);
+      out.put_bytes =
+          text == "auto" ? std::nullopt : std::optional(number(key, text, 1, kAny, "auto or "));
     } else if (key == "piece_bytes") {
       out.piece_bytes = number(key, text, kPage, kAny);
     } else if (key == "window_bytes") {
@@ -114,7 +116,8 @@ UcxOptions UcxOptions::parse(const Options& options) {
 }
 
 std::string UcxOptions::shared() const {
-  return "put_bytes=" + std::to_string(put_bytes) + " chunk_bytes=" + std::to_string(chunk_bytes) +
+  return "put_bytes=" + (put_bytes ? std::to_string(*put_bytes) : "auto") +
+         " chunk_bytes=" + std::to_string(chunk_bytes) +
          " device_put_bytes=" + std::to_string(device_put_bytes) +
          " errors=" + std::to_string(static_cast<int>(errors));
 }

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "core/api/registry.hpp"
@@ -24,7 +25,8 @@ enum class PutChoice : std::uint8_t { automatic, on, off };
 /// A plain value. Keys of the options are the member names.
 struct UcxOptions {
   PutChoice puts = PutChoice::automatic;
-  std::uint64_t put_bytes = 16 << 10;     ///< Rows from here on are put; shorter ones are packed.
+  /// Rows from here on are put; shorter ones are packed. Nothing: measured, see crossover.hpp.
+  std::optional<std::uint64_t> put_bytes;
   std::uint64_t piece_bytes = 16 << 20;   ///< Longest single put.
   std::uint64_t window_bytes = 64 << 20;  ///< Put and not yet complete, to one peer.
   std::uint64_t chunk_bytes = 64 << 10;   ///< Packed regions in one message.

@@ -156,6 +156,12 @@ bool Way::puts(const StridedCopy& copy) const {
           (copy.source_strides[rank - 1] == 1 && copy.destination_strides[rank - 1] == 1));
 }
 
+bool has_rows_between(const PairRegions& regions, std::uint64_t least, std::uint64_t end) {
+  return std::any_of(regions.begin(), regions.end(), [&](const Region* region) {
+    return Way{.put_bytes = least}.puts(region->copy) && row_bytes(region->copy) < end;
+  });
+}
+
 void add_zones(const PairRegions& regions, Endpoint Region::*end, RankMemory& memory,
                const Way& way, Zones& zones) {
   for (const Region* region : regions) {

@@ -111,6 +111,10 @@ struct Incoming {
 /// The regions of one pair, in the order that both ranks share.
 using PairRegions = std::vector<const Region*>;
 
+/// True when some rows of @p regions could be put and have at least @p least bytes, and less than
+/// @p end.
+bool has_rows_between(const PairRegions& regions, std::uint64_t least, std::uint64_t end);
+
 /// Adds the ends of @p regions that are put to @p zones; on a device, the allocations that they are
 /// of.
 void add_zones(const PairRegions& regions, Endpoint Region::*end, RankMemory& memory,

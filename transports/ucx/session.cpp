@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "core/error.hpp"
@@ -168,10 +169,13 @@ void UcxSession::connect(const Program& program, Deadline deadline) {
           device_ ? device_puts && neighbor.peer->has_device_lane()
                   : options_.puts == PutChoice::on ||
                         (options_.puts == PutChoice::automatic && neighbor.peer->has_put_lane());
+      std::uint64_t put_bytes = 0;
       if (puts && !device_ && !neighbor.peer->shares_memory) {
-        add_zones(regions, &Region::from, memory_, wire_way(true), source_zones_);
+        put_bytes = put_bytes_to(neighbor, regions, deadline);
+        add_zones(regions, &Region::from, memory_, wire_way(put_bytes), source_zones_);
       }
-      tell(neighbor, Kind::route, (puts ? kRoutePuts : 0) | (device_ ? kRouteDevice : 0));
+      tell(neighbor, Kind::route, (puts ? kRoutePuts : 0) | (device_ ? kRouteDevice : 0),
+           {reinterpret_cast<const char*>(&put_bytes), sizeof(put_bytes)});
     }
     if (!device_) {
       source_zones_.register_all(worker_->context(), MemorySpace::host);
@@ -201,10 +205,21 @@ void UcxSession::connect(const Program& program, Deadline deadline) {
   waiting_ = false;
 }
 
-Way UcxSession::wire_way(bool puts) const {
-  return {.ring = false,
-          .chunk_bytes = options_.chunk_bytes,
-          .put_bytes = puts ? options_.put_bytes : 0};
+Way UcxSession::wire_way(std::uint64_t put_bytes) const {
+  return {.ring = false, .chunk_bytes = options_.chunk_bytes, .put_bytes = put_bytes};
+}
+
+std::uint64_t UcxSession::put_bytes_to(const Neighbor& neighbor, const PairRegions& regions,
+                                       Deadline deadline) {
+  if (options_.put_bytes) {
+    return *options_.put_bytes;
+  }
+  if (!has_rows_between(regions, kLeastPut, 2 * kMostPut)) {
+    return kUnmeasuredPut;  // makes no difference
+  }
+  return worker_->measured_put_bytes(*neighbor.peer, options_.chunk_bytes, [this, deadline] {
+    return has_failed() || aborted_ || Clock::now() >= deadline;
+  });
 }
 
 void UcxSession::answer_routes(const Program& program) {
@@ -223,7 +238,7 @@ void UcxSession::answer_routes(const Program& program) {
                                      reinterpret_cast<Ring*>(ring), unpacker_.get());
       ring += Ring::bytes(slot_bytes_);
     } else {
-      const Way way = wire_way(!device_ && *neighbor.route == kRoutePuts);
+      const Way way = wire_way(!device_ && *neighbor.route == kRoutePuts ? neighbor.put_bytes : 0);
       neighbor.in =
           compile_incoming(regions, program.stage_count, memory_, way, nullptr, unpacker_.get());
       if (!device_) {
@@ -242,12 +257,24 @@ void UcxSession::answer_routes(const Program& program) {
   }
 }
 
+std::string UcxSession::host_puts(const Neighbor& neighbor) {
+  std::string text;
+  const std::uint64_t out = neighbor.out ? neighbor.out->way.put_bytes : 0;
+  const std::uint64_t in = neighbor.in ? neighbor.in->way.put_bytes : 0;
+  for (const std::uint64_t bytes : {out, in == out ? 0 : in}) {
+    text += bytes > 0 ? ", puts from " + std::to_string(bytes) + " bytes" : "";
+  }
+  return text + (out > 0 && in > 0 && in != out ? " there" : "");
+}
+
 void UcxSession::describe_paths() {
   for (PeerTraffic& traffic : report_.peers) {
     const Neighbor& neighbor = neighbors_.at(traffic.peer);
     traffic.path = neighbor.peer->shares_memory ? "ring" : "wire";
     if (device_) {
       traffic.path = device_path(neighbor);
+    } else if (!neighbor.peer->shares_memory) {
+      traffic.path += host_puts(neighbor);
     }
     traffic.path += " (" + neighbor.peer->lanes() + ")";
   }
@@ -282,6 +309,9 @@ void UcxSession::receive(const Header& header, std::span<const std::byte> payloa
   switch (header.kind) {
     case Kind::route:
       from.route = header.value;
+      if (payload.size() == sizeof(from.put_bytes)) {
+        std::memcpy(&from.put_bytes, payload.data(), sizeof(from.put_bytes));
+      }
       break;
     case Kind::keys:
       from.keys = text();

@@ -87,6 +87,7 @@ class UcxSession final : public Session, private Receiver {
     std::optional<Outgoing> out;
     std::optional<Incoming> in;
     std::optional<std::uint64_t> route;  ///< kRoute flags.
+    std::uint64_t put_bytes = 0;         ///< Its own, likewise.
     std::string keys;
     std::uint64_t begun = 0;       ///< Its last round that it has begun,
     std::uint64_t version = 0;     ///< and that one's version.
@@ -189,7 +190,12 @@ class UcxSession final : public Session, private Receiver {
   }
   void answer_routes(const Program& program);
   void make_rings();
-  Way wire_way(bool puts) const;
+  Way wire_way(std::uint64_t put_bytes) const;
+  /// From which length on rows of @p regions are put, on the wire.
+  std::uint64_t put_bytes_to(const Neighbor& neighbor, const PairRegions& regions,
+                             Deadline deadline);
+  /// ", puts from 16384 bytes", of both directions where they differ.
+  static std::string host_puts(const Neighbor& neighbor);
   void describe_paths();
 
   std::shared_ptr<Worker> worker_;

@@ -95,14 +95,18 @@ bool Peer::has_fast_lane() const {
 
 std::string Contact::text() const {
   return machine + ' ' + std::to_string(process) + ' ' + std::to_string(presence) + ' ' +
-         std::to_string(world) + ' ' + address;
+         std::to_string(world) + ' ' + std::to_string(probe_address) + ' ' +
+         std::to_string(probe_key.size()) + ' ' + probe_key + address;
 }
 
 Contact Contact::parse(const std::string& text) {
   std::istringstream in(text);
   Contact out;
-  in >> out.machine >> out.process >> out.presence >> out.world;
-  out.address = text.substr(static_cast<std::size_t>(in.tellg()) + 1);
+  std::size_t key_bytes = 0;
+  in >> out.machine >> out.process >> out.presence >> out.world >> out.probe_address >> key_bytes;
+  const auto keys = static_cast<std::size_t>(in.tellg()) + 1;
+  out.probe_key = text.substr(keys, key_bytes);
+  out.address = text.substr(keys + key_bytes);
   return out;
 }
 
@@ -129,6 +133,9 @@ Worker::Worker(const UcxOptions& options, Rank rank, std::optional<int> device)
   presence_ = create_segment(1);
   presence_hold_ = open_segment(::getpid(), presence_.get());
   hold_byte(presence_hold_, 0);
+  if (!options.put_bytes && options.puts != PutChoice::off) {
+    probe_ = std::make_shared<PutProbe>(context_);
+  }
 }
 
 Worker::~Worker() {
@@ -150,8 +157,12 @@ Contact Worker::contact() const {
   std::size_t bytes = 0;
   check(ucp_worker_get_address(raw_, &address, &bytes), "get the worker's address");
   std::random_device random;
-  Contact contact{machine_id(), ::getpid(), presence_.get(),
+  Contact contact{machine_id(),
+                  ::getpid(),
+                  presence_.get(),
                   (std::uint64_t{random()} << 32) | random(),
+                  probe_ ? probe_->address() : 0,
+                  probe_ ? probe_->key() : "",
                   std::string(reinterpret_cast<const char*>(address), bytes)};
   ucp_worker_release_address(raw_, address);
   return contact;
@@ -291,6 +302,18 @@ void Worker::flush(Peer& peer, Pending& pending) {
   }
   post(take_operation(), pending, 0,
        [&](const ucp_request_param_t& param) { return ucp_ep_flush_nbx(peer.endpoint, &param); });
+}
+
+std::uint64_t Worker::measured_put_bytes(Peer& peer, std::uint64_t chunk_bytes,
+                                         const std::function<bool()>& stop) {
+  const auto [entry, added] = put_lengths_.try_emplace(peer.lanes(), kUnmeasuredPut);
+  const Contact& contact = contacts_[static_cast<std::size_t>(peer.rank)];
+  if (added && probe_ && !contact.probe_key.empty()) {
+    keep(probe_);
+    entry->second =
+        probe_->measure(*this, peer, contact.probe_address, contact.probe_key, chunk_bytes, stop);
+  }
+  return entry->second;
 }
 
 bool Worker::progress() {

@@ -5,6 +5,7 @@
 /// @file
 /// One rank's UCX worker: its endpoints, its small messages, and sleeping until something happens.
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -17,6 +18,7 @@
 #include "core/api/group.hpp"
 #include "transports/common/segment.hpp"
 #include "transports/ucx/context.hpp"
+#include "transports/ucx/crossover.hpp"
 
 namespace m2n::ucx {
 
@@ -86,6 +88,8 @@ struct Contact {
   std::int64_t process = 0;
   int presence = -1;
   std::uint64_t world = 0;  ///< That of rank 0 is everyone's.
+  std::uint64_t probe_address = 0;
+  std::string probe_key;  ///< Of its PutProbe; empty: it has none.
   std::string address;
 
   std::string text() const;
@@ -123,6 +127,10 @@ class Worker {
   void put(Peer& peer, std::span<const std::byte> bytes, const RegisteredMemory& memory,
            std::uint64_t address, const RemoteKey& key, Pending& pending);
   void flush(Peer& peer, Pending& pending);
+  /// The length from which on rows to @p peer are put, measured once for all peers that are reached
+  /// over the same lanes; see PutProbe::measure().
+  std::uint64_t measured_put_bytes(Peer& peer, std::uint64_t chunk_bytes,
+                                   const std::function<bool()>& stop);
 
   /// @return whether anything happened.
   bool progress();
@@ -168,6 +176,8 @@ class Worker {
   Pending unsent_;
   std::uint64_t under_way_ = 0;  // operations of any kind
   std::vector<Operation*> free_operations_;
+  std::shared_ptr<PutProbe> probe_;                   // null where nothing is to be measured
+  std::map<std::string, std::uint64_t> put_lengths_;  // by lanes
 };
 
 }  // namespace m2n::ucx
