@@ -129,7 +129,10 @@ class LateQueue final : public CopyQueue {
   List add_copies(std::span<const PlacedCopy> copies) override {
     return plain_->add_copies(copies);
   }
-  void compile() override { compiled_ = true; }
+  void compile() override {
+    plain_->compile();
+    compiled_ = true;
+  }
   Ticket run(List list, std::byte* staging) override {
     expects(compiled_, "compile() before run()");
     waiting_.push_back({list, staging, false});

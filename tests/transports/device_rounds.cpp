@@ -74,6 +74,7 @@ std::set<std::string> move_random_problems(Group& group, Transport& transport, i
     PlacedLimits limits;
     limits.ranks = group.size();
     limits.elements = i % 3 == 0 ? 20'000 : 160;
+    limits.quantised = false;  // scales are not there yet
     const PlacedProblem placed = placed_problem(random, limits);
     const Plan plan = registries.planners.create(planners[i % planners.size()], {})
                           ->plan(placed.problem, Topology::single_island(group.size()));
