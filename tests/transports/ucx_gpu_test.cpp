@@ -168,7 +168,7 @@ void large_body(Group& group, const std::string& text) {
 void direct_body(Group& group, const std::string& text) {
   OneTensor tensor(group, Orders::parse(text));
   const std::string path = tensor.round(1, soon()).peers.at(0).path;
-  require(path.starts_with("puts (") && path.find("cuda_ipc") != std::string::npos, path);
+  require(path.starts_with("direct (") && path.find("cuda_ipc") != std::string::npos, path);
 }
 
 /// Rank 1 is killed between two rounds; rank 0 must be out by its deadline.
@@ -281,10 +281,13 @@ boost::test_tools::assertion_result ucx_must_know_cuda(boost::unit_test::test_un
   return std::getenv("M2N_TEST_UCX_CUDA") != nullptr;  // NOLINT(concurrency-mt-unsafe)
 }
 
-BOOST_AUTO_TEST_CASE(long_rows_are_put_from_device_to_device,
+BOOST_AUTO_TEST_CASE(bytes_go_from_device_to_device,
                      *boost::unit_test::precondition(ucx_must_know_cuda)) {
   for (const int devices : device_counts()) {
-    processes_succeed(2, "ucx direct", {devices, 0, 100'000'000, {}});
+    for (const char* put_bytes : {"1", "1000000000"}) {  // by UCX, and by our kernels
+      processes_succeed(2, "ucx direct",
+                        {devices, 0, 100'000'003, {{"device_put_bytes", put_bytes}}});
+    }
   }
 }
 

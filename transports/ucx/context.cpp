@@ -234,7 +234,7 @@ RemoteKey::~RemoteKey() {
 
 std::byte* RemoteKey::map(std::uint64_t address) const {
   void* here = nullptr;
-  check(ucp_rkey_ptr(raw_, address, &here), "map a peer's staging");
+  check(ucp_rkey_ptr(raw_, address, &here), "map a peer's memory");
   return static_cast<std::byte*>(here);
 }
 

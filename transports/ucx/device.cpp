@@ -46,6 +46,10 @@ void UcxSession::open_device(const Program& program) {
 }
 
 void UcxSession::compile_device() {
+  if (std::any_of(ins_.begin(), ins_.end(),
+                  [](const Neighbor* neighbor) { return neighbor->in->ring != nullptr; })) {
+    rings_pin_ = memory_of(MemorySpace::device).pin({rings_.data(), rings_.bytes()});
+  }
   for (Neighbor* neighbor : outs_) {
     Outgoing& out = *neighbor->out;
     if (out.ring != nullptr) {
@@ -201,7 +205,7 @@ bool UcxSession::register_device(const std::map<Rank, PairRegions>& pairs, Endpo
       !is_all_on_device(memory_.buffers)) {
     return false;
   }
-  const Way way{.ring = true, .put_bytes = options_.device_put_bytes};
+  const Way way{.direct = true};
   for (const auto& [rank, regions] : pairs) {
     const Neighbor& neighbor = neighbors_.at(rank);
     if (end == &Region::from ? neighbor.peer->has_device_lane() : takes_device_puts(neighbor)) {
@@ -218,19 +222,15 @@ bool UcxSession::register_device(const std::map<Rank, PairRegions>& pairs, Endpo
 }
 
 std::string UcxSession::device_path(const Neighbor& neighbor) const {
-  const bool puts =
-      (neighbor.out && !neighbor.out->puts.empty()) ||
-      (neighbor.in && std::find(neighbor.in->has_puts.begin(), neighbor.in->has_puts.end(), true) !=
-                          neighbor.in->has_puts.end());
-  const bool packs = (neighbor.out && neighbor.out->packed.chunk_count() > 0) ||
-                     (neighbor.in && neighbor.in->packed.chunk_count() > 0);
-  std::string path = puts ? "puts" : "";
-  if (packs) {
+  const auto& in = neighbor.in;
+  const auto& out = neighbor.out;
+  std::string path = (in && in->way.direct) || (out && out->way.direct) ? "direct" : "";
+  if ((in && !in->way.direct) || (out && !out->way.direct)) {
     const bool ring = neighbor.peer->shares_memory;
     const bool pinned =
-        ring ? (!neighbor.in || rings_pin_) && (!neighbor.out || neighbor.out->ring_pin)
-             : !neighbor.out || staging_pin_;
-    path += std::string(puts ? " and " : "") + (ring ? "ring" : "wire") +
+        ring ? (!in || in->way.direct || rings_pin_) && (!out || out->way.direct || out->ring_pin)
+             : !out || staging_pin_;
+    path += std::string(path.empty() ? "" : " and ") + (ring ? "ring" : "wire") +
             (pinned ? " staged through pinned memory" : " staged through host memory");
   }
   return path;

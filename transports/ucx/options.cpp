@@ -118,7 +118,6 @@ UcxOptions UcxOptions::parse(const Options& options) {
 std::string UcxOptions::shared() const {
   return "put_bytes=" + (put_bytes ? std::to_string(*put_bytes) : "auto") +
          " chunk_bytes=" + std::to_string(chunk_bytes) +
-         " device_put_bytes=" + std::to_string(device_put_bytes) +
          " errors=" + std::to_string(static_cast<int>(errors));
 }
 

@@ -116,9 +116,20 @@ bool UcxSession::all_keys_are_here() {
   return awaited_.empty();
 }
 
+/// Of those that were offered the direct way.
+bool UcxSession::all_answers_are_here() {
+  for (const Neighbor* neighbor : ins_) {
+    if (neighbor->in->way.direct && (*neighbor->route & kRouteFinal) == 0) {
+      awaited_.push_back(neighbor->peer->rank);
+    }
+  }
+  return awaited_.empty();
+}
+
 void UcxSession::open_stage() {
   for (Neighbor* neighbor : outs_) {
     neighbor->flushing = false;
+    neighbor->mapped_begun = false;
     neighbor->told = false;
   }
   // Stages may use the same scratch memory one after the other. A ring is emptied in its stage.
@@ -171,7 +182,7 @@ bool UcxSession::receive_stage(Neighbor& neighbor) {
 
 bool UcxSession::send_stage(Neighbor& neighbor) {
   const Outgoing& out = *neighbor.out;
-  const bool no_puts = out.put_end[stage_] == (stage_ > 0 ? out.put_end[stage_ - 1] : 0);
+  const bool no_puts = !out.has_puts[stage_];
   if (out.packed.stage_end(stage_) == out.packed.stage_begin(stage_) && no_puts) {
     return true;
   }
@@ -243,6 +254,10 @@ bool UcxSession::put_rows(Neighbor& neighbor) {
   const Outgoing& out = *neighbor.out;
   const std::size_t end = out.put_end[stage_];
   neighbor.sent.begin();
+  if (out.way.direct && !neighbor.mapped_begun) {
+    neighbor.mapped_ticket = packer_->run(out.mapped_lists[stage_], nullptr);
+    neighbor.mapped_begun = true;
+  }
   for (std::size_t i = 0;
        i < kPutsAtATime && neighbor.next_put < end && neighbor.puts.bytes < options_.window_bytes;
        ++i) {
@@ -258,7 +273,8 @@ bool UcxSession::put_rows(Neighbor& neighbor) {
     worker_->flush(*neighbor.peer, neighbor.flush);
     neighbor.flushing = true;
   }
-  if (neighbor.flush.operations > 0 || neighbor.puts.operations > 0) {
+  if (neighbor.flush.operations > 0 || neighbor.puts.operations > 0 ||
+      (out.way.direct && !packer_->is_done(neighbor.mapped_ticket))) {
     moved_ = moved_ || device_;  // nobody wakes whoever waits for a device
     return false;
   }
@@ -387,6 +403,7 @@ bool UcxSession::writes_here(const Neighbor& neighbor) const {
 void UcxSession::fail(Lock& lock, const std::string& phase) {
   const std::string me = "rank " + std::to_string(rank_);
   give_up(Errc::peer_lost, me + " gave up");  // unless there is a cause
+  finish_device();
   settle(kQuietLimit, [this] {
     return std::none_of(outs_.begin(), outs_.end(), [](const Neighbor* neighbor) {
       return neighbor->puts.operations + neighbor->flush.operations > 0 &&
@@ -404,7 +421,6 @@ void UcxSession::fail(Lock& lock, const std::string& phase) {
                         [this](const Neighbor* neighbor) { return writes_here(*neighbor); });
   });
   settle(kLeaveLimit, [this] { return worker_->unsent() == 0; });
-  finish_device();
   waiting_ = false;
   running_ = false;
   lock.unlock();

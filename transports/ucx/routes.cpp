@@ -118,6 +118,7 @@ std::string Keys::text() const {
   append(out, ring_address);
   append(out, slot_bytes);
   append(out, put_bytes);
+  append(out, std::uint64_t{direct});
   append(out, ring_key);
   append(out, zone_keys.size());
   for (const std::string& key : zone_keys) {
@@ -137,6 +138,7 @@ Keys Keys::parse(const std::string& text) {
   out.ring_address = in.number();
   out.slot_bytes = in.number();
   out.put_bytes = in.number();
+  out.direct = in.number() != 0;
   out.ring_key = in.string();
   for (std::uint64_t left = in.number(); left > 0; --left) {
     out.zone_keys.push_back(in.string());
@@ -148,7 +150,9 @@ Keys Keys::parse(const std::string& text) {
   return out;
 }
 
-bool Way::puts(const StridedCopy& copy) const {
+Keys Keys::staged() const { return {ring_address, slot_bytes, 0, false, ring_key, {}, {}}; }
+
+bool Way::has_long_rows(const StridedCopy& copy) const {
   const std::size_t rank = copy.extents.size();
   return put_bytes > 0 && copy.source_dtype == copy.destination_dtype &&
          row_bytes(copy) >= put_bytes &&
@@ -212,6 +216,7 @@ Keys keys_for(const PairRegions& regions, RankMemory& memory, const Incoming& in
     keys.ring_key = ring_key;
   }
   keys.put_bytes = in.way.put_bytes;
+  keys.direct = in.way.direct;
   std::map<std::size_t, std::uint64_t> numbers;  // of the zones that this sender needs
   for (const Region* region : regions) {
     if (!in.way.puts(region->copy)) {
@@ -234,18 +239,27 @@ Outgoing compile_outgoing(const PairRegions& regions, std::uint32_t stage_count,
   Outgoing out;
   out.way = {.ring = keys.slot_bytes > 0,
              .chunk_bytes = keys.slot_bytes > 0 ? keys.slot_bytes : options.chunk_bytes,
-             .put_bytes = keys.put_bytes};
-  if (out.way.ring) {
-    out.ring_key = RemoteKey(endpoint, keys.ring_key);
-    out.ring = reinterpret_cast<Ring*>(out.ring_key.map(keys.ring_address));
-  }
+             .put_bytes = keys.direct ? options.device_put_bytes : keys.put_bytes,
+             .direct = keys.direct};
   for (const std::string& key : keys.zone_keys) {
     out.zone_keys.emplace_back(endpoint, key);
+  }
+  std::map<std::uint64_t, std::ptrdiff_t> shifts;  // by zone, from the peer's addresses to ours
+  if (out.way.direct) {
+    for (const auto& [zone, address] : keys.regions) {
+      if (const auto [entry, added] = shifts.try_emplace(zone, 0); added) {
+        entry->second = out.zone_keys.at(zone).map(address) - reinterpret_cast<std::byte*>(address);
+      }
+    }
+  } else if (out.way.ring) {
+    out.ring_key = RemoteKey(endpoint, keys.ring_key);
+    out.ring = reinterpret_cast<Ring*>(out.ring_key.map(keys.ring_address));
   }
   auto at = regions.begin();
   auto target = keys.regions.begin();
   for (std::uint32_t stage = 0; stage < stage_count; ++stage) {
     std::vector<PlacedRegion> packed;
+    std::vector<PlacedCopy> mapped;
     for (; at != regions.end() && (*at)->stage == stage; ++at) {
       const StridedCopy& copy = (*at)->copy;
       const LocalBuffer place = memory.place((*at)->from);
@@ -258,6 +272,12 @@ Outgoing compile_outgoing(const PairRegions& regions, std::uint32_t stage_count,
         throw Error(Errc::bad_plan, "ucx: a peer awaits fewer regions than this rank has for it");
       }
       const auto [zone, address] = *target++;
+      if (!out.way.has_long_rows(copy)) {
+        const LocalBuffer there{reinterpret_cast<std::byte*>(address) + shifts.at(zone),
+                                (*at)->bytes, MemorySpace::device, place.device};
+        mapped.push_back({copy, place, there, memory.scales_of(**at)});
+        continue;
+      }
       const auto source_zone = static_cast<std::uint32_t>(sources.find(view));
       for_each_row(copy, 0, 0, 0, [&](Index source, Index destination) {
         const std::uint64_t row = row_bytes(copy);
@@ -269,7 +289,12 @@ Outgoing compile_outgoing(const PairRegions& regions, std::uint32_t stage_count,
       });
     }
     out.packed.add_stage(packed, out.way.chunk_bytes);
+    const std::size_t before = stage > 0 ? out.put_end.back() : 0;
     out.put_end.push_back(out.puts.size());
+    out.has_puts.push_back(out.puts.size() > before || !mapped.empty());
+    if (out.way.direct) {
+      out.mapped_lists.push_back(queue->add_copies(mapped));
+    }
   }
   if (queue != nullptr) {
     out.lists = out.packed.add_to(*queue);

@@ -41,6 +41,7 @@ struct Keys {
   std::uint64_t ring_address = 0;
   std::uint64_t slot_bytes = 0;  ///< 0: no ring.
   std::uint64_t put_bytes = 0;   ///< As in Way.
+  bool direct = false;           ///< The sender may take this way, when it can map the memory.
   std::string ring_key;
   std::vector<std::string> zone_keys;
   /// Zone and address of the first element of each region that has bytes, in the order of the pair.
@@ -48,6 +49,8 @@ struct Keys {
 
   std::string text() const;
   static Keys parse(const std::string& text);
+  /// Without what the direct way needs.
+  Keys staged() const;
 };
 
 /// A ring of slots, in memory of the receiver that the sender maps. Its slots follow. Counts only
@@ -81,9 +84,13 @@ struct Way {
   bool ring = false;              ///< Through the ring what is not put.
   std::uint64_t chunk_bytes = 0;  ///< Of a slot of the ring, or of a message.
   std::uint64_t put_bytes = 0;    ///< Rows from here on are put; 0: none.
+  /// From device to device: UCX puts long rows, and the sender's device writes the rest into memory
+  /// of the receiver that UCX has mapped.
+  bool direct = false;
 
-  /// True when the rows of @p copy are put instead of packed.
-  bool puts(const StridedCopy& copy) const;
+  /// True when @p copy is written straight into its destination, instead of packed.
+  bool puts(const StridedCopy& copy) const { return direct || has_long_rows(copy); }
+  bool has_long_rows(const StridedCopy& copy) const;
 };
 
 /// From this rank to a peer.
@@ -91,7 +98,9 @@ struct Outgoing {
   PackedPair packed{true};
   std::vector<CopyQueue::List> lists;  ///< [chunk] where this rank's memory is a device's.
   std::vector<Put> puts;
-  std::vector<std::size_t> put_end;  ///< [stage] in puts
+  std::vector<std::size_t> put_end;           ///< [stage] in puts
+  std::vector<bool> has_puts;                 ///< [stage]
+  std::vector<CopyQueue::List> mapped_lists;  ///< [stage] of the direct way
   std::vector<RemoteKey> zone_keys;
   RemoteKey ring_key;
   Ring* ring = nullptr;  ///< The peer's, as mapped here; null on the wire.
@@ -129,7 +138,8 @@ Incoming compile_incoming(const PairRegions& regions, std::uint32_t stage_count,
 Keys keys_for(const PairRegions& regions, RankMemory& memory, const Incoming& in,
               const Zones& zones, const std::string& ring_key);
 
-/// @param queue  As above. @throws TransportError{unavailable} when the ring cannot be mapped.
+/// @param queue  As above. @throws TransportError{unavailable} when the ring, or the memory that
+/// the direct way needs, cannot be mapped; the queue is then as it was.
 Outgoing compile_outgoing(const PairRegions& regions, std::uint32_t stage_count, RankMemory& memory,
                           const UcxOptions& options, const Zones& sources, const Keys& keys,
                           ucp_ep_h endpoint, CopyQueue* queue);

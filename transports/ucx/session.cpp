@@ -145,9 +145,6 @@ void UcxSession::make_rings() {
   for (std::uint64_t i = 0; i < ring_count_; ++i) {
     new (rings_.data() + i * Ring::bytes(slot_bytes_)) Ring{};
   }
-  if (device_) {
-    rings_pin_ = memory_of(MemorySpace::device).pin({rings_.data(), rings_.bytes()});
-  }
 }
 
 void UcxSession::connect(const Program& program, Deadline deadline) {
@@ -183,13 +180,9 @@ void UcxSession::connect(const Program& program, Deadline deadline) {
     drive(lock, kPhase, deadline, &UcxSession::all_routes_are_here);
     answer_routes(program);
     drive(lock, kPhase, deadline, &UcxSession::all_keys_are_here);
-    for (const auto& [rank, regions] : sends) {
-      Neighbor& neighbor = neighbors_.at(rank);
-      neighbor.out =
-          compile_outgoing(regions, program.stage_count, memory_, options_, source_zones_,
-                           Keys::parse(neighbor.keys), neighbor.peer->endpoint, packer_.get());
-      neighbor.keys.clear();
-    }
+    take_keys(program);
+    drive(lock, kPhase, deadline, &UcxSession::all_answers_are_here);
+    take_answers(program);
     if (device_) {
       compile_device();
     }
@@ -230,13 +223,19 @@ void UcxSession::answer_routes(const Program& program) {
   for (const auto& [rank, regions] : receives) {
     Neighbor& neighbor = neighbors_.at(rank);
     if (neighbor.peer->shares_memory) {
-      const Way way{
-          .ring = true,
-          .chunk_bytes = slot_bytes_,
-          .put_bytes = device_puts && takes_device_puts(neighbor) ? options_.device_put_bytes : 0};
-      neighbor.in = compile_incoming(regions, program.stage_count, memory_, way,
-                                     reinterpret_cast<Ring*>(ring), unpacker_.get());
+      const Way way{.ring = true,
+                    .chunk_bytes = slot_bytes_,
+                    .direct = device_puts && takes_device_puts(neighbor)};
+      auto* const here = reinterpret_cast<Ring*>(ring);
       ring += Ring::bytes(slot_bytes_);
+      if (way.direct) {  // unless the sender says no
+        neighbor.in.emplace();
+        neighbor.in->way = way;
+        neighbor.in->ring = here;
+        continue;
+      }
+      neighbor.in =
+          compile_incoming(regions, program.stage_count, memory_, way, here, unpacker_.get());
     } else {
       const Way way = wire_way(!device_ && *neighbor.route == kRoutePuts ? neighbor.put_bytes : 0);
       neighbor.in =
@@ -265,6 +264,41 @@ std::string UcxSession::host_puts(const Neighbor& neighbor) {
     text += bytes > 0 ? ", puts from " + std::to_string(bytes) + " bytes" : "";
   }
   return text + (out > 0 && in > 0 && in != out ? " there" : "");
+}
+
+void UcxSession::take_keys(const Program& program) {
+  for (const auto& [rank, regions] : by_peer(program.sends, &Region::to)) {
+    Neighbor& neighbor = neighbors_.at(rank);
+    const Keys keys = Keys::parse(neighbor.keys);
+    neighbor.keys.clear();
+    const auto compile = [&, &regions = regions](const Keys& taken) {
+      neighbor.out = compile_outgoing(regions, program.stage_count, memory_, options_,
+                                      source_zones_, taken, neighbor.peer->endpoint, packer_.get());
+    };
+    if (!keys.direct) {
+      compile(keys);
+      continue;
+    }
+    try {
+      compile(keys);
+    } catch (const TransportError&) {
+      compile(keys.staged());  // memory of a kind that UCX cannot map
+    }
+    tell(neighbor, Kind::route,
+         kRoutePuts | kRouteDevice | kRouteFinal | (neighbor.out->way.direct ? kRouteDirect : 0));
+  }
+}
+
+void UcxSession::take_answers(const Program& program) {
+  for (const auto& [rank, regions] : by_peer(program.receives, &Region::from)) {
+    Neighbor& neighbor = neighbors_.at(rank);
+    Way way = neighbor.in->way;
+    if (way.direct) {
+      way.direct = (*neighbor.route & kRouteDirect) != 0;
+      neighbor.in = compile_incoming(regions, program.stage_count, memory_, way,
+                                     way.direct ? nullptr : neighbor.in->ring, unpacker_.get());
+    }
+  }
 }
 
 void UcxSession::describe_paths() {

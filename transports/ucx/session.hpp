@@ -74,6 +74,9 @@ class UcxSession final : public Session, private Receiver {
   /// What a sender says of itself when the two agree on a route.
   static constexpr std::uint64_t kRoutePuts = 1;
   static constexpr std::uint64_t kRouteDevice = 2;  ///< Its memory is a device's.
+  /// Its second word, where it was offered the direct way: whether it takes that.
+  static constexpr std::uint64_t kRouteFinal = 4;
+  static constexpr std::uint64_t kRouteDirect = 8;
 
   /// Slots of a ring that the device packs or unpacks.
   struct SlotsUnderWay {
@@ -103,7 +106,9 @@ class UcxSession final : public Session, private Receiver {
     Pending puts;
     Pending flush;
     bool flushing = false;
-    bool told = false;  ///< That the puts of this stage are complete.
+    bool told = false;          ///< That the puts of this stage are complete.
+    bool mapped_begun = false;  ///< The list of this stage that the device writes to the peer.
+    CopyQueue::Ticket mapped_ticket = 0;
     Moved sent;
     // Incoming
     std::uint64_t emptied = 0;  ///< Slots, over all rounds.
@@ -138,6 +143,7 @@ class UcxSession final : public Session, private Receiver {
   void drive(Lock& lock, const std::string& phase, Deadline deadline, bool (UcxSession::*step)());
   bool all_routes_are_here();
   bool all_keys_are_here();
+  bool all_answers_are_here();
   void open_stage();
   bool run_stage();
   bool receive_stage(Neighbor& neighbor);
@@ -189,6 +195,8 @@ class UcxSession final : public Session, private Receiver {
     }
   }
   void answer_routes(const Program& program);
+  void take_keys(const Program& program);
+  void take_answers(const Program& program);
   void make_rings();
   Way wire_way(std::uint64_t put_bytes) const;
   /// From which length on rows of @p regions are put, on the wire.
