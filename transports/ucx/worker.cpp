@@ -21,6 +21,14 @@ constexpr unsigned kMessageId = 1;
 /// How long closing endpoints by force may take.
 constexpr std::chrono::seconds kCloseLimit{2};
 
+/// " am am_bw#0" of " seg 4294967295 am am_bw#0", as newer versions write.
+std::string without_segment(const std::string& uses) {
+  constexpr std::string_view kSegment = " seg ";
+  return uses.starts_with(kSegment)
+             ? uses.substr(std::min(uses.size(), uses.find(' ', kSegment.size())))
+             : uses;
+}
+
 std::shared_ptr<Context> make_context(const UcxOptions& options, std::optional<int> device) {
   const CurrentDevice current(device);
   return std::make_shared<Context>(options);
@@ -72,7 +80,7 @@ std::string Peer::lanes() const {
     lanes += (lanes.empty() ? "" : ", ") + line.substr(name, device - name);
     const auto uses = line.find(' ', arrow + 3);
     if (uses != std::string::npos) {
-      lanes += line.substr(uses);
+      lanes += without_segment(line.substr(uses));
     }
     lanes.erase(lanes.find_last_not_of(' ') + 1);
   }
