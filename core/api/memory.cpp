@@ -29,8 +29,6 @@ namespace {
 constexpr std::uint64_t kCacheLine = 64;
 /// Elements that are looked at, or staged, at a time.
 constexpr Index kBlockElements = 1 << 16;
-/// Of a box that is quantised for its digest.
-constexpr Index kQuantisedElements = 32 << 20;
 constexpr Index kStagedBytes = 32 << 20;
 
 class HostArena final : public Arena {
@@ -193,7 +191,9 @@ class HostMemory final : public Memory {
         continue;
       }
       for_each_block(placed.box, kBlockElements, [&](const Box& block) {
-        const std::vector<std::byte> bytes = compact_copy(placed, block, entry.as);
+        const std::vector<std::byte> bytes = can_quantise(placed.dtype, entry.as)
+                                                 ? quantised_copy(entry, block)
+                                                 : compact_copy(placed, block, entry.as);
         sum += m2n::digest_of_box(placed.shape, block, entry.as, bytes.data(),
                                   row_major(block.extents()));
       });
@@ -232,6 +232,25 @@ class HostMemory final : public Memory {
     }
     std::vector<std::byte> out(count * bytes_of(to));
     cast_elements(from, elements.data(), to, out.data(), count);
+    return out;
+  }
+  /// The elements of a part of a box that is quantised.
+  static std::vector<std::byte> quantised_copy(const DigestOf& entry, const Box& part) {
+    const PlacedBox& placed = entry.placed;
+    const PlacedScales& scales = entry.scales;
+    std::vector<std::byte> out(static_cast<std::size_t>(part.volume()));
+    const auto item = static_cast<Index>(bytes_of(placed.dtype));
+    const Index first = element_offset(placed.box.lo, part.lo, placed.strides);
+    const Index first_scale = element_offset(
+        Dims::filled(part.rank(), 0), scale_box(placed.box, scales.blocks).lo, scales.strides);
+    for (const QuantisedPart& regular :
+         quantised_parts(part, placed.dtype, placed.strides, row_major(part.extents()),
+                         scales.blocks, scales.strides)) {
+      m2n::copy_region(
+          regular.copy, placed.at.data + (first + regular.source_offset) * item,
+          out.data() + regular.destination_offset, false,
+          scales.at.data + (regular.scale_offset - first_scale) * Index{sizeof(float)});
+    }
     return out;
   }
   /// The elements of a part of @p placed, cast.
@@ -303,81 +322,21 @@ void copy_region(const StridedCopy& region, const LocalBuffer& from, const Local
   memory_of(host ? to : from).copy(region, from, to);
 }
 
-namespace {
-
-bool is_quantised(const DigestOf& entry) { return can_quantise(entry.placed.dtype, entry.as); }
-
-LocalBuffer moved(LocalBuffer buffer, Index bytes) {
-  buffer.data += bytes;  // strides may lead back, so what is left is not less than it says
-  return buffer;
-}
-
-/// Room for what is quantised, one after the other.
-struct QuantisedRoom {
-  std::unique_ptr<Arena> arena;
-  LocalBuffer at = {};
-
-  LocalBuffer of(const LocalBuffer& like, std::uint64_t bytes) {
-    if (at.bytes < bytes || at.space != like.space || at.device != like.device) {
-      arena = memory_of(like).reserve(bytes, like.device);
-      at = arena->take(bytes, 1);
-    }
-    return at;
-  }
-};
-
-/// Of a box that is quantised, through memory of its kind.
-std::uint64_t quantised_digest(const DigestOf& entry, QuantisedRoom& rooms) {
-  const auto& [shape, box, dtype, at, strides] = entry.placed;
-  const auto& [blocks, scales, scale_strides] = entry.scales;
-  if (box.empty()) {
-    return 0;
-  }
-  const Memory& memory = memory_of(at);
-  const auto bytes = static_cast<std::uint64_t>(std::min(box.volume(), kQuantisedElements));
-  const LocalBuffer room = rooms.of(at, bytes);
-  const auto item = static_cast<Index>(bytes_of(dtype));
-  const Dims origin = Dims::filled(box.rank(), 0);
-  const Index first_scale = element_offset(origin, scale_box(box, blocks).lo, scale_strides);
-  std::uint64_t sum = 0;
-  for_each_block(box, kQuantisedElements, [&](const Box& part) {
-    const Strides compact = row_major(part.extents());
-    const Index first = element_offset(box.lo, part.lo, strides);
-    for (const QuantisedPart& regular :
-         quantised_parts(part, dtype, strides, compact, blocks, scale_strides)) {
-      memory.quantise(regular.copy, moved(at, (first + regular.source_offset) * item),
-                      moved(scales, (regular.scale_offset - first_scale) * Index{sizeof(float)}),
-                      moved(room, regular.destination_offset));
-    }
-    sum += memory.digest_of_box(shape, part, entry.as, room, compact);
-  });
-  return sum;
-}
-
-}  // namespace
-
 std::vector<std::uint64_t> digests(std::span<const DigestOf> boxes) {
   const auto space_of = [](const DigestOf& box) { return box.placed.at.space; };
   if (boxes.empty()) {
     return {};
   }
-  if (std::all_of(boxes.begin(), boxes.end(), [&](const DigestOf& box) {
-        return space_of(box) == space_of(boxes.front()) && !is_quantised(box);
-      })) {
+  if (std::all_of(boxes.begin(), boxes.end(),
+                  [&](const DigestOf& box) { return space_of(box) == space_of(boxes.front()); })) {
     return memory_of(space_of(boxes.front())).digests(boxes);
   }
   std::vector<std::uint64_t> sums(boxes.size());
-  QuantisedRoom rooms;
-  for (std::size_t i = 0; i < boxes.size(); ++i) {
-    if (is_quantised(boxes[i])) {
-      sums[i] = quantised_digest(boxes[i], rooms);
-    }
-  }
   for (const MemorySpace space : {MemorySpace::host, MemorySpace::device}) {
     std::vector<DigestOf> here;
     std::vector<std::size_t> numbers;
     for (std::size_t i = 0; i < boxes.size(); ++i) {
-      if (space_of(boxes[i]) == space && !is_quantised(boxes[i])) {
+      if (space_of(boxes[i]) == space) {
         here.push_back(boxes[i]);
         numbers.push_back(i);
       }

@@ -156,7 +156,7 @@ class Memory {
   void change(const PlacedBox& placed, std::uint64_t from, std::uint64_t to) const;  ///< Of one.
   Wrong compare(const PlacedBox& placed, const Formula& formula) const;              ///< Of one.
 
-  /// digest_of_box() of core/tensor/digest.hpp, of each of @p boxes. No box is quantised here.
+  /// digest_of_box() of core/tensor/digest.hpp, of each of @p boxes.
   virtual std::vector<std::uint64_t> digests(std::span<const DigestOf> boxes) const = 0;
   std::uint64_t digest_of_box(const Shape& shape, const Box& box, DType dtype,
                               const LocalBuffer& from, const Strides& strides) const;
@@ -193,8 +193,7 @@ void copy_region(const StridedCopy& region, const LocalBuffer& from, const Local
 /// Host memory as a buffer, for copy_region(). @p bytes is what is there.
 LocalBuffer host_buffer(std::byte* data, std::uint64_t bytes);
 
-/// Memory::digests() of boxes in memories of any kind. Those that are quantised are so a bounded
-/// part at a time, in their memory.
+/// Memory::digests() of boxes in memories of any kind. Scales lie where their elements do.
 std::vector<std::uint64_t> digests(std::span<const DigestOf> boxes);
 /// Memory::change() of boxes in memories of any kind.
 void change(std::span<const PlacedBox> boxes, std::uint64_t from, std::uint64_t to);

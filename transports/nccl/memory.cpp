@@ -462,14 +462,17 @@ class CudaMemory final : public Memory {
 
   std::vector<std::uint64_t> digests(std::span<const DigestOf> boxes) const override {
     std::vector<std::uint64_t> sums(boxes.size());
-    std::map<int, std::vector<std::size_t>> by_device;
+    std::map<int, DigestTasks> by_device;
     for (std::size_t i = 0; i < boxes.size(); ++i) {
-      by_device[boxes[i].placed.at.device].push_back(i);
+      DigestTasks& tasks = by_device[boxes[i].placed.at.device];
+      append_digest_tasks(boxes[i], tasks.tasks);
+      tasks.box_of.resize(tasks.tasks.size(), i);
     }
-    for (const auto& [device, numbers] : by_device) {
-      for (std::size_t begin = 0; begin < numbers.size(); begin += kDigestsAtOnce) {
-        const std::size_t count = std::min<std::size_t>(kDigestsAtOnce, numbers.size() - begin);
-        digest_some(device, boxes, {numbers.data() + begin, count}, sums);
+    for (auto& [device, all] : by_device) {
+      for (std::size_t begin = 0; begin < all.tasks.size(); begin += kDigestsAtOnce) {
+        const std::size_t count = std::min<std::size_t>(kDigestsAtOnce, all.tasks.size() - begin);
+        digest_some(device, std::span(all.tasks).subspan(begin, count),
+                    std::span(all.box_of).subspan(begin, count), sums);
       }
     }
     return sums;
@@ -492,24 +495,18 @@ class CudaMemory final : public Memory {
     }
   }
 
-  /// One launch for boxes of one device.
-  static void digest_some(int device, std::span<const DigestOf> boxes,
-                          std::span<const std::size_t> numbers, std::vector<std::uint64_t>& sums) {
+  struct DigestTasks {
     std::vector<DigestTask> tasks;
-    tasks.reserve(numbers.size());
-    std::vector<std::size_t> digested;
+    std::vector<std::size_t> box_of;  ///< [task]
+  };
+
+  /// One launch for tasks of one device.
+  static void digest_some(int device, std::span<DigestTask> tasks,
+                          std::span<const std::size_t> box_of, std::vector<std::uint64_t>& sums) {
     std::uint64_t chunks = 0;
-    for (const std::size_t i : numbers) {
-      const DigestOf& entry = boxes[i];
-      const ElementView view = element_view(entry.placed);
-      if (view.count > 0) {
-        tasks.push_back({view, convert_of(entry.placed.dtype, entry.as), chunks});
-        chunks += (view.count + kDigestChunk - 1) / kDigestChunk;
-        digested.push_back(i);
-      }
-    }
-    if (tasks.empty()) {
-      return;
+    for (DigestTask& task : tasks) {
+      task.first_chunk = chunks;
+      chunks += (task.box.count + kDigestChunk - 1) / kDigestChunk;
     }
     const Turn turn(device);
     const std::uint64_t table_bytes = tasks.size() * sizeof(DigestTask);
@@ -527,7 +524,7 @@ class CudaMemory final : public Memory {
           kDoing);
     turn->finish(kDoing);
     for (std::size_t k = 0; k < found.size(); ++k) {
-      sums[digested[k]] = found[k];
+      sums[box_of[k]] += found[k];
     }
   }
 };

@@ -11,6 +11,10 @@ constexpr int kWarp = 32;
 constexpr u32 kThreads = 256;
 constexpr u32 kMostBlocks = 4096;
 
+__device__ u64 quotient(u64 a, u64 b) {
+  return ((a | b) >> 32) == 0 ? static_cast<u32>(a) / static_cast<u32>(b) : a / b;
+}
+
 struct ElementPlace {
   u64 index;
   i64 offset;
@@ -22,9 +26,7 @@ __device__ ElementPlace element_of(const ElementView& box, u64 k) {
   for (int d = box.rank; d-- > 0;) {
     u64 next = 0;
     if (d > 0) {
-      next = ((k | box.extents[d]) >> 32) == 0
-                 ? static_cast<u32>(k) / static_cast<u32>(box.extents[d])
-                 : k / box.extents[d];
+      next = quotient(k, box.extents[d]);
     }
     const u64 at = k - next * box.extents[d];
     place.index += at * box.index_steps[d];
@@ -139,6 +141,48 @@ __device__ u64 digest_chunk(const ElementView& box, Convert convert, u64 begin, 
   return sum;
 }
 
+/// Of a task that quantises. Its dimensions are such that scales lie regularly.
+template <class Word>
+__device__ u64 digest_quantised(const DigestTask& task, u64 begin, u64 end) {
+  const ElementView& box = task.box;
+  u64 sum = 0;
+  for (u64 element = begin + threadIdx.x; element < end; element += blockDim.x) {
+    u64 k = element;
+    u64 index = box.first_index;
+    u64 address = box.data;
+    u64 scale = task.scales;
+    for (int d = box.rank; d-- > 0;) {
+      const u64 next = d > 0 ? quotient(k, box.extents[d]) : 0;
+      const u64 at = k - next * box.extents[d];
+      index += at * box.index_steps[d];
+      address += static_cast<u64>(static_cast<i64>(at) * box.byte_steps[d]);
+      scale += static_cast<u64>(static_cast<i64>(at) * task.scale_steps[d]);
+      k = next;
+    }
+    const u64 bits =
+        quantise(task.convert, load_word<Word>(address), __uint_as_float(load_word<u32>(scale)));
+    sum += mix(mix(index + 1) ^ bits);
+  }
+  return sum;
+}
+
+__device__ u64 digest_of(const DigestTask& task, u64 begin, u64 end) {
+  if (quantises(task.convert)) {
+    return task.box.item_bytes == 4 ? digest_quantised<u32>(task, begin, end)
+                                    : digest_quantised<u16>(task, begin, end);
+  }
+  switch (task.box.item_bytes) {
+    case 1:
+      return digest_chunk<std::uint8_t>(task.box, task.convert, begin, end);
+    case 2:
+      return digest_chunk<u16>(task.box, task.convert, begin, end);
+    case 4:
+      return digest_chunk<u32>(task.box, task.convert, begin, end);
+    default:
+      return digest_chunk<u64>(task.box, task.convert, begin, end);
+  }
+}
+
 /// The last task that begins at or before @p chunk.
 __device__ u64 task_of(const DigestTask* __restrict__ tasks, u64 count, u64 chunk) {
   u64 low = 0;
@@ -166,21 +210,7 @@ __global__ void digests_kernel(const DigestTask* __restrict__ tasks, u64 count, 
     const u64 begin = (chunk - task.first_chunk) * kDigestChunk;
     const u64 rest = task.box.count - begin;
     const u64 end = begin + (rest < kDigestChunk ? rest : kDigestChunk);
-    u64 sum = 0;
-    switch (task.box.item_bytes) {
-      case 1:
-        sum = digest_chunk<std::uint8_t>(task.box, task.convert, begin, end);
-        break;
-      case 2:
-        sum = digest_chunk<u16>(task.box, task.convert, begin, end);
-        break;
-      case 4:
-        sum = digest_chunk<u32>(task.box, task.convert, begin, end);
-        break;
-      default:
-        sum = digest_chunk<u64>(task.box, task.convert, begin, end);
-        break;
-    }
+    u64 sum = digest_of(task, begin, end);
     for (int offset = kWarp / 2; offset > 0; offset /= 2) {
       sum += __shfl_down_sync(~0u, sum, offset);
     }
@@ -284,10 +314,6 @@ __device__ u32 largest_of(u32 word) {
   } else {
     return word & 0x7fffffffu;
   }
-}
-
-__device__ u64 quotient(u64 a, u64 b) {
-  return ((a | b) >> 32) == 0 ? static_cast<u32>(a) / static_cast<u32>(b) : a / b;
 }
 
 /// The largest magnitude, as bits, that this thread finds in its share of a block.

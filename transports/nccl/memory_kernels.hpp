@@ -33,6 +33,8 @@ struct DigestTask {
   ElementView box;
   Convert convert = Convert::none;  ///< Before the digest.
   std::uint64_t first_chunk = 0;    ///< Of the task, in its table.
+  std::uint64_t scales = 0;         ///< Of the first element, where they are quantised.
+  std::int64_t scale_steps[ElementView::kMaxRank] = {};
 };
 constexpr std::uint64_t kDigestChunk = 1 << 14;
 

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/tensor/block_scales.hpp"
+#include "core/tensor/blocks.hpp"
 #include "core/tensor/changes.hpp"
 #include "transports/nccl/device.hpp"
 #include "transports/nccl/tables.hpp"
@@ -47,6 +49,50 @@ ElementView element_view(const Shape& shape, const Box& box, DType dtype, const 
     view.byte_steps[view.rank - 1] = byte_step;
   }
   return view;
+}
+
+void append_digest_tasks(const DigestOf& box, std::vector<DigestTask>& tasks) {
+  const auto& [placed, as, scales] = box;
+  const Convert convert = convert_of(placed.dtype, as);
+  if (!can_quantise(placed.dtype, as)) {
+    const ElementView view = element_view(placed);
+    if (view.count > 0) {
+      tasks.push_back({view, convert, 0, 0, {}});
+    }
+    return;
+  }
+  const Strides global = row_major(placed.shape);
+  const Dims origin = Dims::filled(placed.box.rank(), 0);
+  const Dims first_block = placed.box.empty() ? origin : scale_box(placed.box, scales.blocks).lo;
+  for (const ScaledPart& part : scaled_parts(placed.box, scales.blocks)) {
+    const auto item = static_cast<Index>(bytes_of(placed.dtype));
+    DigestTask task;
+    task.convert = convert;
+    task.box.item_bytes = static_cast<std::uint32_t>(item);
+    task.box.count = static_cast<std::uint64_t>(element_count(part.extents));
+    task.box.data =
+        reinterpret_cast<std::uint64_t>(placed.at.data) +
+        static_cast<std::uint64_t>(element_offset(origin, part.offset, placed.strides) * item);
+    task.box.first_index =
+        static_cast<std::uint64_t>(element_offset(origin, placed.box.lo, global) +
+                                   element_offset(origin, part.offset, global));
+    task.scales =
+        reinterpret_cast<std::uint64_t>(scales.at.data) +
+        static_cast<std::uint64_t>(element_offset(first_block, part.scale_offset, scales.strides) *
+                                   Index{sizeof(float)});
+    for (std::size_t d = 0; d < part.extents.size(); ++d) {
+      if (part.extents[d] == 1) {
+        continue;
+      }
+      const auto dim = static_cast<std::size_t>(part.dims[d]);
+      const int at = task.box.rank++;
+      task.box.extents[at] = static_cast<std::uint64_t>(part.extents[d]);
+      task.box.index_steps[at] = static_cast<std::uint64_t>(part.steps[d] * global[dim]);
+      task.box.byte_steps[at] = part.steps[d] * placed.strides[dim] * item;
+      task.scale_steps[at] = part.scale_steps[d] * scales.strides[dim] * Index{sizeof(float)};
+    }
+    tasks.push_back(task);
+  }
 }
 
 ValueRule value_rule(const Formula& formula) {
@@ -144,7 +190,7 @@ std::uint64_t scale_count(const ScaleTask& task) {
 
 std::uint64_t device_digest_of_box(const Shape& shape, const Box& box, DType dtype,
                                    const std::byte* data, const Strides& strides) {
-  const DigestTask task{element_view(shape, box, dtype, data, strides), Convert::none, 0};
+  const DigestTask task{element_view(shape, box, dtype, data, strides), Convert::none, 0, 0, {}};
   DeviceMemory tables(sizeof task + sizeof(std::uint64_t));
   auto* const sum = reinterpret_cast<std::uint64_t*>(tables.data() + sizeof task);
   check(cudaMemcpy(tables.data(), &task, sizeof task, cudaMemcpyHostToDevice), "digest a tensor");

@@ -6,6 +6,7 @@
 /// Tensors in device memory as kernels see them, and the rules of core/tensor/digest.hpp there.
 
 #include <cstdint>
+#include <vector>
 
 #include "core/api/memory.hpp"
 #include "core/tensor/digest.hpp"
@@ -20,6 +21,10 @@ ElementView element_view(const Shape& shape, const Box& box, DType dtype, const 
 inline ElementView element_view(const PlacedBox& placed) {
   return element_view(placed.shape, placed.box, placed.dtype, placed.at.data, placed.strides);
 }
+
+/// Appends what digests @p box: one task, or, where it is quantised, one for each part in which its
+/// scales lie regularly; none for a box without elements. Their chunks are not numbered yet.
+void append_digest_tasks(const DigestOf& box, std::vector<DigestTask>& tasks);
 
 ValueRule value_rule(const Formula& formula);
 
