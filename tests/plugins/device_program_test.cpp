@@ -106,6 +106,18 @@ const Words kExperts = {"--model",
                         "--rounds",
                         "2"};
 
+/// Trainers in bf16, workers in blocks of f8.
+const Words kQuantised = {"--model.quantization_config",
+                          "{}",
+                          "--model.quantization_config.quant_method",
+                          "fp8",
+                          "--model.quantization_config.weight_block_size",
+                          "[4,4]",
+                          "--source.quantise",
+                          "f8_e4m3",
+                          "--source.quantise_blocks",
+                          "4x4"};
+
 struct Case {
   const char* why;
   Words words;
@@ -139,6 +151,9 @@ const std::vector<Case> kCases = {
     {"cast in the move",
      kDecoder + kTwoToTwo +
          Words{"--model.dtype", "f32", "--sink.dtype", "bf16", "--sink.cast", "nearest_even"}},
+    {"quantised in the move", kDecoder + kTwoToTwo + kQuantised},
+    {"quantised, as full tensors", kDecoder + kTwoToTwo + kQuantised +
+                                       Words{"--sink", "load_weights", "--run.pool_bytes", "2000"}},
     {"a sink that dumps", kDecoder + kTwoToTwo + Words{"--sink", "hdf5"}},
 };
 
@@ -179,12 +194,14 @@ BOOST_AUTO_TEST_CASE(processes_move_device_memory_over_ucx) {
   if (!builtin_registries().transports.contains("ucx")) {
     return;
   }
-  const TemporaryFolder folder;
-  const json::object out =
-      result(folder, Words{"launch"} + kDecoder + kTwoToTwo +
-                         Words{"--memory", "device", "--transport", "ucx", "--plugin", plugin()});
-  BOOST_TEST(out.at("digest_verified").as_bool());
-  BOOST_TEST(out.at("verified_elements").as_int64() > 0);
+  for (const Words& more : {Words{}, kQuantised}) {
+    const TemporaryFolder folder;
+    const json::object out =
+        result(folder, Words{"launch"} + kDecoder + kTwoToTwo + more +
+                           Words{"--memory", "device", "--transport", "ucx", "--plugin", plugin()});
+    BOOST_TEST(out.at("digest_verified").as_bool());
+    BOOST_TEST(out.at("verified_elements").as_int64() > 0);
+  }
 }
 
 BOOST_AUTO_TEST_CASE(transports_of_host_memory_refuse_devices_before_anything_is_filled) {

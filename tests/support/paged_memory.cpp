@@ -234,6 +234,9 @@ class PagedMemory final : public Memory {
     std::vector<DigestOf> here(boxes.begin(), boxes.end());
     for (DigestOf& entry : here) {
       entry.placed = reachable(entry.placed);
+      if (can_quantise(entry.placed.dtype, entry.as)) {
+        entry.scales.at = reachable(entry.scales.at);
+      }
     }
     return host().digests(here);
   }
