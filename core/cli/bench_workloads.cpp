@@ -14,6 +14,7 @@
 #include "core/cli/bench_models.hpp"
 #include "core/error.hpp"
 #include "core/io/json_reader.hpp"
+#include "core/plan/quantise.hpp"
 
 namespace m2n::cli {
 namespace {
@@ -39,12 +40,13 @@ constexpr std::uint64_t kLargeBytes = 400'000'000'000;
   for (const PublishedModel& model : published_models()) {
     models += (models.empty() ? "" : ", ") + std::string(model.name);
   }
-  throw Error(Errc::usage,
-              "no workload '" + name +
-                  "'; expected COUNTxSIZE[:LAYOUT] (1000x1MiB:columns; layouts are rows, columns, "
-                  "cross, replicated_sources, replicated_destinations, slices-BYTES, cast), "
-                  "models, sweep, layouts, all, a config.json, or a model: " +
-                  models);
+  throw Error(
+      Errc::usage,
+      "no workload '" + name +
+          "'; expected COUNTxSIZE[:LAYOUT] (1000x1MiB:columns; layouts are rows, columns, "
+          "cross, replicated_sources, replicated_destinations, slices-BYTES, cast, quantised), "
+          "models, sweep, layouts, all, a config.json, or a model: " +
+          models);
 }
 
 // Equal tensors.
@@ -105,13 +107,28 @@ std::optional<EqualTensors> equal_tensors_of(const std::string& name) {
     out.layout = "slices";
     return out;
   }
-  for (const char* layout :
-       {"rows", "columns", "cross", "replicated_sources", "replicated_destinations", "cast"}) {
+  for (const char* layout : {"rows", "columns", "cross", "replicated_sources",
+                             "replicated_destinations", "cast", "quantised"}) {
     if (out.layout == layout) {
       return out;
     }
   }
   return {};
+}
+
+/// Blocks of 128 x 128 under scales that every worker has.
+void add_scales(std::vector<Parameter>& parameters, const Mesh& workers) {
+  const Dims blocks{128, 128};
+  const Layout& source = *parameters.front().source.layout;
+  const auto from = std::make_shared<const Layout>(scales_layout(source, blocks));
+  const auto to = std::make_shared<const Layout>(
+      Layout::sharded(from->shape(), DType::f32, workers, {Placement::replicate()}));
+  const std::size_t weights = parameters.size();
+  for (std::size_t i = 0; i < weights; ++i) {
+    const std::string scales = parameters[i].name + "_scale_inv";
+    parameters[i].quantise = Quantise{blocks, scales};
+    parameters.push_back({scales, from->shape(), {from, {scales}}, {to, {scales}}, false, {}});
+  }
 }
 
 Workload equal_workload(const std::string& name, EqualTensors w, const WorkloadContext& context) {
@@ -155,7 +172,8 @@ Workload equal_workload(const std::string& name, EqualTensors w, const WorkloadC
     destination = std::make_shared<const Layout>(
         Layout::explicit_pieces(shape, dtype, workers.ranks(), std::move(pieces)));
   } else {
-    destination = std::make_shared<const Layout>(Layout::sharded(shape, dtype, workers, {to}));
+    destination = std::make_shared<const Layout>(
+        Layout::sharded(shape, w.layout == "quantised" ? DType::f8_e4m3 : dtype, workers, {to}));
   }
   const bool cast = w.layout == "cast";
   const auto source = std::make_shared<const Layout>(
@@ -163,7 +181,10 @@ Workload equal_workload(const std::string& name, EqualTensors w, const WorkloadC
   std::vector<Parameter> parameters;
   for (Index i = 0; i < w.count; ++i) {
     const std::string tensor = "t" + std::to_string(i);
-    parameters.push_back({tensor, shape, {source, {tensor}}, {destination, {tensor}}, cast});
+    parameters.push_back({tensor, shape, {source, {tensor}}, {destination, {tensor}}, cast, {}});
+  }
+  if (w.layout == "quantised") {
+    add_scales(parameters, workers);
   }
   out.problem = std::make_unique<const Problem>(Problem::make(std::move(parameters)));
   return out;

@@ -17,6 +17,8 @@
 ///     slices-B         each worker wants other columns, SIZE in rows of B bytes, of tensors that
 ///                      are four times as wide as the workers together
 ///     cast             rows to rows; f32 at the trainers, where a tensor has twice the bytes
+///     quantised        rows to rows; f8_e4m3 at the workers, which all have the scales of all
+///                      blocks of 128 x 128 as well
 
 #include <functional>
 #include <memory>

@@ -103,6 +103,27 @@ BOOST_AUTO_TEST_CASE(every_planner_goes_with_every_transport_and_workload) {
   BOOST_TEST(seen.size() == planners.size() * 2 * 7);
 }
 
+BOOST_AUTO_TEST_CASE(quantised_tensors_are_verified_and_counted_as_they_arrive) {
+  const TemporaryFolder folder;
+  const Outcome outcome =
+      m2n(folder, bench({"--planner", "direct,relay", "--transport", "loopback", "--trainers", "2",
+                         "--workers", "2", "--workload", "3x512KiB:quantised", "--json"}));
+  BOOST_TEST_REQUIRE(outcome.status == 0, outcome.err);
+  const std::vector<json::object> cells = cells_of(outcome);
+  BOOST_TEST_REQUIRE(cells.size() == 2U);
+  for (const json::object& cell : cells) {
+    BOOST_TEST(text(cell, "status") == "ok");
+    BOOST_TEST(cell.at("verified").as_bool());
+    // [512, 512] bytes to one of the workers, 4 x 4 scales to both.
+    BOOST_TEST(number(cell, "payload_bytes") == 3 * (512 * 512 + 2 * 16 * 4));
+  }
+  // 96 rows each: the second ones begin inside of a block.
+  const Outcome cut = m2n(folder, bench({"--trainers", "2", "--workers", "2", "--transport",
+                                         "loopback", "--workload", "1x96KiB:quantised", "--json"}));
+  BOOST_TEST((cut.out + cut.err).find("holds whole blocks") != std::string::npos,
+             cut.out + cut.err);
+}
+
 /// Experts by name, fewer key heads than workers, a padded vocabulary.
 const std::string kExperts = R"({"model_type": "qwen3_moe", "hidden_size": 32,
   "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8,
