@@ -19,6 +19,13 @@ namespace {
 constexpr std::uint32_t kMagnitude = 0x7fffffff;
 constexpr std::uint32_t kInfinity = 0x7f800000;
 constexpr float kLargestF8 = 448;
+constexpr auto kLargestBits = std::bit_cast<std::uint32_t>(kLargestF8);
+
+/// As in cast.cpp: a choice that stays one, so that loops vectorise.
+inline std::uint32_t choose_bits(bool first, std::uint32_t a, std::uint32_t b) noexcept {
+  const std::uint32_t mask = 0U - std::uint32_t{first};
+  return (a & mask) | (b & ~mask);
+}
 
 /// As for f16 in cast.cpp: a power of two whose own step is that of the result there is added, and
 /// what is left in the low bits is the rounded significand, leading bit included.
@@ -26,17 +33,16 @@ inline std::uint8_t rounded_f8(std::uint32_t f32) noexcept {
   constexpr std::uint32_t kSmallestNormal = 121U << 23;  // 2^-6
   constexpr std::uint32_t kUp = 20U << 23;               // 23 bits of f32 less 3 of f8_e4m3
   const std::uint32_t magnitude = f32 & kMagnitude;
-  const std::uint32_t kept = std::min(magnitude, std::bit_cast<std::uint32_t>(kLargestF8));
+  const std::uint32_t kept = choose_bits(magnitude > kLargestBits, kLargestBits, magnitude);
   const std::uint32_t power = std::max(kept & kInfinity, kSmallestNormal) + kUp;
   const auto sum =
       std::bit_cast<std::uint32_t>(std::bit_cast<float>(kept) + std::bit_cast<float>(power));
   const std::uint32_t size = ((power >> 23) - 141U) * 8U + (sum & 0x1fU);
-  const std::uint32_t signed_size = (f32 >> 24 & 0x80U) | size;
-  const std::uint32_t nan = 0U - std::uint32_t{magnitude > kInfinity};
-  return static_cast<std::uint8_t>((signed_size & ~nan) | (0x7fU & nan));
+  return static_cast<std::uint8_t>(
+      choose_bits(magnitude > kInfinity, 0x7fU, (f32 >> 24 & 0x80U) | size));
 }
 
-void quantise_floats(const float* values, float scale, std::byte* destination,
+void quantise_floats(const float* __restrict values, float scale, std::byte* __restrict destination,
                      std::uint64_t count) noexcept {
   for (std::uint64_t i = 0; i < count; ++i) {
     destination[i] = std::byte{rounded_f8(std::bit_cast<std::uint32_t>(values[i] / scale))};
