@@ -162,21 +162,26 @@ class PendingRegions {
 class OwnRegions {
  public:
   OwnRegions(const Plan& plan, const Problem& problem, Rank rank) {
-    std::map<std::tuple<std::uint32_t, const Layout*, Dims>, std::uint32_t> known;
+    constexpr auto kNone = ~std::uint32_t{0};
+    std::vector<std::uint32_t> plain(plan.patterns.size(), kNone);  // lists without scales
+    std::map<std::tuple<std::uint32_t, const Layout*, Dims>, std::uint32_t> scaled;
+    list_of_.reserve(plan.pattern_of.size());
     for (std::uint32_t i = 0; i < plan.pattern_of.size(); ++i) {
+      const std::uint32_t number = plan.pattern_of[i];
       PatternScales scales;
+      std::uint32_t* list = &plain[number];
       if (const auto holder = problem.scales_of(i)) {
         scales.layout = problem.parameters()[*holder].source.layout;
         scales.blocks = problem.parameters()[i].quantise->blocks;
+        list =
+            &scaled.try_emplace({number, scales.layout.get(), scales.blocks}, kNone).first->second;
       }
-      const auto [at, added] =
-          known.try_emplace({plan.pattern_of[i], scales.layout.get(), scales.blocks},
-                            static_cast<std::uint32_t>(lists_.size()));
-      if (added) {
+      if (*list == kNone) {
+        *list = static_cast<std::uint32_t>(lists_.size());
         lists_.emplace_back();
-        append(plan.patterns[plan.pattern_of[i]], rank, scales.layout ? &scales : nullptr);
+        append(plan.patterns[number], rank, scales.layout ? &scales : nullptr);
       }
-      list_of_.push_back(at->second);
+      list_of_.push_back(*list);
     }
   }
 
