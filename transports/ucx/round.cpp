@@ -98,34 +98,6 @@ void UcxSession::announce_sleep(bool sleeps) {
   }
 }
 
-bool UcxSession::all_routes_are_here() {
-  for (const Neighbor* neighbor : ins_) {
-    if (!neighbor->route) {
-      awaited_.push_back(neighbor->peer->rank);
-    }
-  }
-  return awaited_.empty();
-}
-
-bool UcxSession::all_keys_are_here() {
-  for (const Neighbor* neighbor : outs_) {
-    if (neighbor->keys.empty()) {
-      awaited_.push_back(neighbor->peer->rank);
-    }
-  }
-  return awaited_.empty();
-}
-
-/// Of those that were offered the direct way.
-bool UcxSession::all_answers_are_here() {
-  for (const Neighbor* neighbor : ins_) {
-    if (neighbor->in->way.direct && (*neighbor->route & kRouteFinal) == 0) {
-      awaited_.push_back(neighbor->peer->rank);
-    }
-  }
-  return awaited_.empty();
-}
-
 void UcxSession::open_stage() {
   for (Neighbor* neighbor : outs_) {
     neighbor->flushing = false;
