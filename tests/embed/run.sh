@@ -2,12 +2,13 @@
 # SPDX-FileCopyrightText: The m2n authors
 # SPDX-License-Identifier: Apache-2.0
 #
-# usage: run.sh MESON BUILD_FOLDER PREFIX LIBDIR COMPILER...
-# Installs m2n into a temporary folder, and builds and runs main.cpp against nothing but that.
+# usage: run.sh MESON BUILD_FOLDER PREFIX LIBDIR PLUGIN COMPILER...
+# Installs m2n into a temporary folder, and builds and runs main.cpp against nothing but that. The
+# plug-in has device memory for device.cpp.
 set -euo pipefail
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
-meson=$1 build=$2 prefix=$3 libdir=$4
-shift 4
+meson=$1 build=$2 prefix=$3 libdir=$4 plugin=$5
+shift 5
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
@@ -21,12 +22,13 @@ read -ra flags <<<"$(pkg-config --define-variable=prefix="$tree" --cflags --libs
 read -ra required <<<"$(pkg-config --cflags eigen3)"
 flags+=("${required[@]}")
 cd "$scratch"  # so that no header of the source tree is found
-for program in main trainer worker; do
+for program in main device trainer worker; do
   "$@" -O1 -Wall -Wextra "$here/$program.cpp" -o "$program" "${flags[@]}" -pthread \
     "-Wl,-rpath,$tree/$libdir" &
 done
 wait
 ./main
+timeout 100 ./device "$plugin"
 
 # Two trainers and two workers, processes that know of m2n what is installed.
 free_port() {
