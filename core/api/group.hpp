@@ -6,8 +6,10 @@
 /// A group of ranks that agree on small things: the control side of every collective step.
 
 #include <chrono>
+#include <cstddef>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/layout/mesh.hpp"
@@ -26,7 +28,7 @@ inline Deadline later(Deadline deadline, std::chrono::milliseconds span) {
 
 /// Ranks [0, size) of one world.
 ///
-/// - Collective: all_gather() and barrier(), by every rank in the same order.
+/// - Collective: all_gather(), broadcast() and barrier(), by every rank in the same order.
 /// - Threads: one object a rank; not thread-safe.
 /// - Memory: values are copied.
 /// - Streams: none.
@@ -47,6 +49,14 @@ class Group {
   /// Every rank's @p value, by rank. @param phase  Named in errors; equal on every rank.
   virtual std::vector<std::string> all_gather(std::string_view phase, std::string_view value,
                                               Deadline deadline) = 0;
+  /// @p value of @p root, on every rank; other ranks' values are ignored. The root need not wait.
+  /// Here by way of all_gather(), which brings each rank a value of each: groups of many ranks have
+  /// a way of their own.
+  virtual std::string broadcast(std::string_view phase, Rank root, std::string_view value,
+                                Deadline deadline) {
+    return std::move(all_gather(phase, rank() == root ? value : std::string_view(), deadline)
+                         .at(static_cast<std::size_t>(root)));
+  }
   virtual void barrier(std::string_view phase, Deadline deadline) = 0;
 };
 

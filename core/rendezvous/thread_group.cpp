@@ -61,6 +61,28 @@ class ThreadGroup final : public Group {
 
   std::vector<std::string> all_gather(std::string_view phase, std::string_view value,
                                       Deadline deadline) override {
+    const std::shared_ptr<const Exchange> exchange = meet(phase, value, deadline);
+    std::vector<std::string> values;
+    values.reserve(exchange->values.size());
+    for (const std::optional<std::string>& entry : exchange->values) {
+      values.push_back(*entry);
+    }
+    return values;
+  }
+
+  std::string broadcast(std::string_view phase, Rank root, std::string_view value,
+                        Deadline deadline) override {
+    expects(root >= 0 && root < size(), "a root of this world");
+    const std::string_view mine = rank_ == root ? value : std::string_view();
+    return *meet(phase, mine, deadline)->values[static_cast<std::size_t>(root)];
+  }
+
+  void barrier(std::string_view phase, Deadline deadline) override { meet(phase, {}, deadline); }
+
+ private:
+  /// Every rank's value, which nobody changes any more.
+  std::shared_ptr<const Exchange> meet(std::string_view phase, std::string_view value,
+                                       Deadline deadline) {
     std::unique_lock lock(world_->mutex);
     const std::shared_ptr<Exchange> exchange = world_->current;
     if (exchange->arrived == 0) {
@@ -92,19 +114,9 @@ class ThreadGroup final : public Group {
                                          list_ranks_where(exchange->values.size(), missing));
       }
     }
-    std::vector<std::string> values;
-    values.reserve(exchange->values.size());
-    for (const std::optional<std::string>& entry : exchange->values) {
-      values.push_back(*entry);
-    }
-    return values;
+    return exchange;
   }
 
-  void barrier(std::string_view phase, Deadline deadline) override {
-    all_gather(phase, {}, deadline);
-  }
-
- private:
   std::shared_ptr<ThreadWorld> world_;
   Rank rank_;
 };

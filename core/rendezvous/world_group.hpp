@@ -76,9 +76,9 @@ class WorldGroup : public Group {
   /// square.
   virtual Verdict agree(std::string_view phase, const Statement& statement, Deadline deadline) = 0;
 
-  /// @p value of @p root, on every rank; other ranks' values are ignored. The root does not wait.
-  virtual std::string broadcast(std::string_view phase, Rank root, std::string_view value,
-                                Deadline deadline) = 0;
+  /// The root does not wait.
+  std::string broadcast(std::string_view phase, Rank root, std::string_view value,
+                        Deadline deadline) override = 0;
 
   /// Leaves @p value for @p to; does not wait until it is received.
   virtual void send(std::string_view phase, Rank to, std::string_view value, Deadline deadline) = 0;

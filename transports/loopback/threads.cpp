@@ -195,7 +195,7 @@ std::shared_ptr<SharedRound> share(Group& group, std::uint32_t stage_count, Dead
     shared->stages = std::vector<SharedRound::Stage>(stage_count);
     number = std::to_string(offers.add(shared));
   }
-  number = group.all_gather("loopback share", number, deadline).front();
+  number = group.broadcast("loopback share", 0, number, deadline);
   if (group.rank() != 0) {
     shared = offers.find(std::stoull(number));
   }
