@@ -52,8 +52,16 @@ Problem tensors(std::size_t count, std::uint64_t bytes) {
   return Problem::make(std::move(parameters));
 }
 
+struct Workload {
+  std::size_t count;        ///< Of tensors in a round,
+  std::uint64_t bytes;      ///< each of so many bytes.
+  std::uint64_t footprint;  ///< Bytes of memory on each side, which the tensors take in turns.
+};
+
 /// GB/s of the median round, by rank 1's clock, after its bytes were compared.
-double measure(const std::string& transport, const Problem& problem, int rounds) {
+double measure(const std::string& transport, const Options& options, const Workload& workload,
+               int rounds) {
+  const Problem problem = tensors(workload.count, workload.bytes);
   const Registries registries = builtin_registries();
   const Plan plan =
       registries.planners.create("direct", {})->plan(problem, Topology::single_island(2));
@@ -61,31 +69,26 @@ double measure(const std::string& transport, const Problem& problem, int rounds)
   const testing::TemporaryFolder folder;
   const auto ends = testing::run_ranks(testing::World::processes, 2, [&](Group& group) {
     const Rank rank = group.rank();
-    std::vector<std::vector<std::byte>> memory;
+    std::vector<std::byte> memory(workload.footprint, std::byte{1});
+    const auto value = [](std::size_t at) {
+      return static_cast<std::byte>(at * 3 + (at >> 8) + (at >> 14) * 7);
+    };
+    for (std::size_t at = 0; rank == 0 && at < memory.size(); ++at) {
+      memory[at] = value(at);
+    }
     Buffers buffers;
     for (const Role role : {Role::source, Role::destination}) {
       auto& side = role == Role::source ? buffers.source : buffers.destination;
       for (const std::uint64_t size : problem.buffer_bytes(role, rank)) {
-        memory.emplace_back(size, std::byte{1});
-        side.push_back({size > 0 ? memory.back().data() : nullptr, size, MemorySpace::host, 0});
+        std::byte* const data = memory.data() + side.size() * workload.bytes % workload.footprint;
+        side.push_back({size > 0 ? data : nullptr, size, MemorySpace::host, 0});
       }
     }
-    const auto value = [](std::size_t tensor, std::size_t at) {
-      return static_cast<std::byte>(tensor * 7 + at * 3 + (at >> 8));
-    };
-    if (rank == 0) {
-      for (std::size_t i = 0; i < buffers.source.size(); ++i) {
-        for (std::size_t at = 0; at < buffers.source[i].bytes; ++at) {
-          buffers.source[i].data[at] = value(i, at);
-        }
-      }
-    }
-    const auto transport_object = registries.transports.create(transport, {});
+    const auto transport_object = registries.transports.create(transport, {options});
     transport_object->connect(group, deadline_in(kLong));
     const auto session =
         transport_object->prepare(make_program(plan, problem, rank), buffers, deadline_in(kLong));
     std::vector<double> seconds;
-    std::string path;
     for (int round = 0; round <= rounds; ++round) {
       group.barrier("round", deadline_in(kLong));
       session->start(static_cast<std::uint64_t>(round) + 1, deadline_in(kLong));
@@ -95,11 +98,9 @@ double measure(const std::string& transport, const Problem& problem, int rounds)
       }
     }
     if (rank == 1) {
-      for (std::size_t i = 0; i < buffers.destination.size(); ++i) {
-        for (std::size_t at = 0; at < buffers.destination[i].bytes; ++at) {
-          if (buffers.destination[i].data[at] != value(i, at)) {
-            throw std::runtime_error("tensor " + std::to_string(i) + " differs");
-          }
+      for (std::size_t at = 0; at < memory.size(); ++at) {
+        if (memory[at] != value(at)) {
+          throw std::runtime_error("byte " + std::to_string(at) + " differs");
         }
       }
       std::ofstream(folder / "seconds") << median(seconds);
@@ -168,47 +169,69 @@ double perftest(std::uint64_t bytes, int iterations) {
   return rate;
 }
 
-/// Bytes of a round, and of the buffers that it touches on each side.
-constexpr std::uint64_t kFootprintMiB = 64;
+/// How often each side of a comparison is measured, in turns.
+constexpr int kTurns = 5;
+/// More than caches hold.
+constexpr std::uint64_t kMemory = 64 * kMiB;
 
-void print(const std::string& what, double rate, double loopback, double in_cache,
-           double of_memory) {
-  std::printf("ucx   %-26s %6.2f GB/s; loopback %6.2f GB/s", what.c_str(), rate, loopback);
-  if (of_memory > 0) {
-    std::printf(
-        "; ucx_perftest puts %6.2f GB/s with one such buffer, %6.2f GB/s with %d MiB; ratios %.2f, "
-        "%.2f",
-        in_cache, of_memory, static_cast<int>(kFootprintMiB), rate / in_cache, rate / of_memory);
+/// A round of @p workload beside puts of @p put_bytes of one buffer, in turns: medians, and the
+/// best turns, which suffer least from what else runs.
+void compare(const std::string& what, const Options& options, const Workload& workload,
+             std::uint64_t put_bytes) {
+  std::vector<double> ucx;
+  std::vector<double> loopback;
+  std::vector<double> puts;
+  std::vector<double> ratios;
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const double before = perftest(put_bytes, static_cast<int>(1024 * kMiB / put_bytes));
+    ucx.push_back(measure("ucx", options, workload, 20));
+    const double after = perftest(put_bytes, static_cast<int>(1024 * kMiB / put_bytes));
+    loopback.push_back(measure("loopback", {}, workload, 20));
+    puts.push_back((before + after) / 2);
+    ratios.push_back(ucx.back() / puts.back());
+  }
+  std::printf("ucx   %-42s %6.2f GB/s; loopback %6.2f GB/s", what.c_str(), median(ucx),
+              median(loopback));
+  if (median(puts) > 0) {
+    const auto best = [](const std::vector<double>& rates) {
+      return *std::max_element(rates.begin(), rates.end());
+    };
+    std::printf("; ucx_perftest puts %6.2f GB/s; ratio %.2f, best turn by best turn %.2f",
+                median(puts), median(ratios), best(ucx) / best(puts));
   }
   std::printf("\n");
   std::fflush(stdout);
 }
 
-/// ucx_perftest puts one buffer again and again, which stays in a cache when it is small; a round
-/// moves buffers that come from memory. So there are two limits: of one buffer as large as a piece,
-/// and of one as large as all pieces.
-void run() {
-  double one_mib = 0;
-  double of_memory = 0;
-  for (const std::uint64_t mib : {1U, 4U, 16U, 64U}) {
-    const Problem problem = tensors(kFootprintMiB / mib, mib * kMiB);
-    const double in_cache = perftest(mib * kMiB, static_cast<int>(2048 / mib));
-    one_mib = mib == 1 ? in_cache : one_mib;
-    of_memory = perftest(kFootprintMiB * kMiB, 32);
-    print("pieces of " + std::to_string(mib) + " MiB:", measure("ucx", problem, 20),
-          measure("loopback", problem, 20), in_cache, of_memory);
+/// ucx_perftest puts one buffer again and again, which stays in a cache when it is small. So a
+/// round does the same, or both go through more memory than a cache holds.
+void run(const Options& options) {
+  for (const std::uint64_t mib : {1U, 4U}) {
+    compare("pieces of " + std::to_string(mib) + " MiB, one buffer:", options,
+            {32 / mib, mib * kMiB, mib * kMiB}, mib * kMiB);
   }
-  const Problem small = tensors(20'000, 16 << 10);
-  print("20,000 tensors of 16 KiB:", measure("ucx", small, 10), measure("loopback", small, 10),
-        one_mib, of_memory);
+  for (const std::uint64_t mib : {1U, 4U, 16U, 64U}) {
+    compare("pieces of " + std::to_string(mib) + " MiB, 64 MiB of memory:", options,
+            {64 / mib, mib * kMiB, kMemory}, kMemory);
+  }
+  constexpr std::uint64_t kSmall = 16 << 10;
+  compare("2,000 tensors of 16 KiB, one buffer:", options, {2'000, kSmall, kMiB}, kMiB);
+  compare("20,000 tensors of 16 KiB, memory of their own:", options,
+          {20'000, kSmall, 20'000 * kSmall}, kMemory);
 }
 
 }  // namespace
 }  // namespace m2n
 
-int main() {
+/// Arguments: settings of ucx, KEY=VALUE.
+int main(int argc, char** argv) {
+  m2n::Options options;
+  for (const std::string& word : std::vector<std::string>(argv + 1, argv + argc)) {
+    const std::size_t equals = word.find('=');
+    options[word.substr(0, equals)] = equals == word.npos ? "" : word.substr(equals + 1);
+  }
   try {
-    m2n::run();
+    m2n::run(options);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "bench: %s\n", error.what());
     return 1;
