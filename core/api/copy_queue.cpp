@@ -6,9 +6,57 @@
 
 #include "core/api/memory.hpp"
 #include "core/error.hpp"
+#include "core/tensor/blocks.hpp"
 
 namespace m2n {
 namespace {
+
+/// Elements that are quantised at a time where the operands lie in several memories.
+constexpr Index kQuantisedAtOnce = 1 << 20;
+
+bool lie_together(const LocalBuffer& a, const LocalBuffer& b) {
+  return a.space == b.space && a.device == b.device;
+}
+
+/// A region that quantises, its operands in memories of any kind: where they do not lie together,
+/// by way of the host, a part at a time.
+void quantise(const StridedCopy& region, const LocalBuffer& from, const LocalBuffer& scales,
+              const LocalBuffer& to) {
+  if (lie_together(from, to) && lie_together(scales, to)) {
+    memory_of(from).quantise(region, from, scales, to);
+    return;
+  }
+  const std::uint64_t item = region.source_item_bytes();
+  std::vector<std::byte> elements;
+  std::vector<std::byte> factors;
+  std::vector<std::byte> out;
+  for_each_block(Box::whole(region.extents), kQuantisedAtOnce, [&](const Box& part) {
+    const Shape extents = part.extents();
+    const Strides compact = row_major(extents);
+    const auto count = static_cast<std::size_t>(part.volume());
+    const Dims origin = Dims::filled(extents.size(), 0);
+    // Strides may lead back, so what is left is not less than it says.
+    const auto moved = [&](LocalBuffer buffer, const Strides& strides, std::uint64_t bytes) {
+      buffer.data += element_offset(origin, part.lo, strides) * static_cast<Index>(bytes);
+      return buffer;
+    };
+    const auto room = [count](std::vector<std::byte>& bytes, std::uint64_t each) {
+      bytes.resize(count * each);
+      return host_buffer(bytes.data(), bytes.size());
+    };
+    const DType dtype = region.source_dtype;
+    copy_region({extents, region.source_strides, compact, dtype, dtype},
+                moved(from, region.source_strides, item), room(elements, item));
+    copy_region({extents, region.scale_strides, compact, DType::f32, DType::f32},
+                moved(scales, region.scale_strides, sizeof(float)), room(factors, sizeof(float)));
+    const LocalBuffer quantised = room(out, 1);
+    copy_region({extents, compact, compact, dtype, region.destination_dtype, compact},
+                elements.data(), out.data(), false, factors.data());
+    copy_region({extents, compact, region.destination_strides, region.destination_dtype,
+                 region.destination_dtype},
+                quantised, moved(to, region.destination_strides, 1));
+  });
+}
 
 class PlainCopyQueue final : public CopyQueue {
  public:
@@ -18,38 +66,22 @@ class PlainCopyQueue final : public CopyQueue {
     lists_.push_back({.placed = {copies.begin(), copies.end()}});
     return lists_.size() - 1;
   }
-  void compile() override {
-    for (const Entries& list : lists_) {
-      for (const StagedCopy& entry : list.staged) {
-        if (is_quantised_elsewhere(entry) && entry.staged_bytes(true) > room_.bytes) {
-          room_ = {nullptr, entry.staged_bytes(true), entry.at.space, entry.at.device};
-        }
-      }
-    }
-    if (room_.bytes > 0) {
-      arena_ = memory_of(room_).reserve(room_.bytes, room_.device);
-      room_ = arena_->take(room_.bytes);
-    }
-  }
+  void compile() override {}
 
   Ticket run(List number, std::byte* staging) override {
     const Entries& list = lists_.at(number);
     for (const StagedCopy& entry : list.staged) {
       const LocalBuffer there =
           host_buffer(staging + entry.offset_bytes, entry.staged_bytes(list.pack));
-      if (is_quantised_elsewhere(entry)) {
-        memory_of(entry.at).quantise(entry.copy, entry.at, entry.scales, room_);
-        memory_of(room_).read(room_, {there.data, static_cast<std::size_t>(there.bytes)});
-      } else if (entry.copy.quantises()) {
-        copy_region(entry.copy, entry.at.data, there.data, false, entry.scales.data);
+      if (entry.copy.quantises()) {
+        quantise(entry.copy, entry.at, entry.scales, there);
       } else {
         copy_region(entry.copy, list.pack ? entry.at : there, list.pack ? there : entry.at);
       }
     }
     for (const PlacedCopy& entry : list.placed) {
       if (entry.copy.quantises()) {
-        expects(entry.from.space == entry.to.space, "both ends of what quantises in one memory");
-        memory_of(entry.from).quantise(entry.copy, entry.from, entry.scales, entry.to);
+        quantise(entry.copy, entry.from, entry.scales, entry.to);
       } else {
         copy_region(entry.copy, entry.from, entry.to);
       }
@@ -71,14 +103,7 @@ class PlainCopyQueue final : public CopyQueue {
     return lists_.size() - 1;
   }
 
-  /// Memory quantises inside of itself alone.
-  static bool is_quantised_elsewhere(const StagedCopy& entry) {
-    return entry.copy.quantises() && entry.at.space != MemorySpace::host;
-  }
-
   std::vector<Entries> lists_;
-  std::unique_ptr<Arena> arena_;
-  LocalBuffer room_ = {};  // for what is quantised before it is staged
 };
 
 }  // namespace

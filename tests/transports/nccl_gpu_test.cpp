@@ -20,6 +20,7 @@
 #include "tests/transports/nccl_gpu.hpp"
 #include "transports/nccl/arena.hpp"
 #include "transports/nccl/kernels.hpp"
+#include "transports/nccl/memory.hpp"
 #include "transports/nccl/tables.hpp"
 #include "transports/nccl/values.hpp"
 
@@ -346,6 +347,7 @@ BOOST_AUTO_TEST_CASE(quantised_elements_have_the_bits_of_the_host_for_every_half
 BOOST_AUTO_TEST_CASE(scales_and_quantised_digests_on_a_device_are_those_of_the_host) {
   check(cudaSetDevice(0), "select a device");
   std::mt19937_64 random(6);
+  provide_cuda_memory();
   const Memory& memory = memory_of(MemorySpace::device);
   struct View {
     Shape shape;

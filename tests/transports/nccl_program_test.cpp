@@ -80,8 +80,9 @@ void run_list(const Tables& tables, const ListSlice& slice, DType from, DType to
         continue;
       }
       const std::uint64_t elements = task.row_bytes / bytes_of(to);
-      const std::uint64_t first = in_row * kCastUnit;
-      const std::uint64_t count = std::min(kCastUnit, elements - first);
+      const std::uint64_t most = can_quantise(from, to) ? kQuantiseUnit : kCastUnit;
+      const std::uint64_t first = in_row * most;
+      const std::uint64_t count = std::min(most, elements - first);
       if (can_quantise(from, to)) {
         float scale = 0;
         std::memcpy(&scale, reinterpret_cast<const void*>(scales), sizeof scale);

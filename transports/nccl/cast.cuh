@@ -79,6 +79,30 @@ __device__ inline float value_of(Convert convert, u32 bits) {
                                                          : bits);
 }
 
+/// Whether no step of divide() by @p scale leaves the normal numbers where it counts.
+__device__ inline bool is_plain(float scale) { return scale > 0x1p-80f && scale < 0x1p80f; }
+
+/// __fdiv_rn(value, scale), up to what is an element of 0 or NaN either way: the first quotient is
+/// corrected twice by its remainder, which is exact (Markstein, IBM J. Res. Dev. 34, 1990).
+/// @param inverse  __frcp_rn(scale). @pre is_plain(scale).
+__device__ inline float divide(float value, float scale, float inverse) {
+  const float first = __fmul_rn(value, inverse);
+  const float second = __fmaf_rn(__fmaf_rn(-first, scale, value), inverse, first);
+  const float third = __fmaf_rn(__fmaf_rn(-second, scale, value), inverse, second);
+  return fabsf(first) < 0x1p100f ? third : first;  // an infinity has no remainder
+}
+
+/// Elements of @p low and, in the byte above, of @p high, as f8_of_f32() has them.
+__device__ inline u32 f8_pair(float low, float high) {
+#if __CUDA_ARCH__ >= 890
+  u16 pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return f8_of_f32(__float_as_uint(low)) | f8_of_f32(__float_as_uint(high)) << 8;
+#endif
+}
+
 __device__ inline u32 quantise(Convert convert, u32 bits, float scale) {
   return f8_of_f32(__float_as_uint(__fdiv_rn(value_of(convert, bits), scale)));
 }

@@ -115,6 +115,8 @@ __global__ void gate_kernel(Control control, Entry entry, Exit exit) {
   }
 }
 
+/// @tparam kQuantises  Whether tasks of the list may: that takes registers from the others.
+template <bool kQuantises>
 __global__ void __launch_bounds__(kListThreads)
     list_kernel(Control control, DeviceTables tables, ListSlice list, Entry entry, Exit exit) {
   const Begun begun = begin(control, entry);
@@ -161,13 +163,19 @@ __global__ void __launch_bounds__(kListThreads)
         cast_units<Convert::f16_to_bf16>(task, tables.loops, begin, end, lane);
         break;
       case Convert::f32_to_f8:
-        quantise_units<Convert::f32_to_f8>(task, tables.loops, begin, end, lane);
+        if constexpr (kQuantises) {
+          quantise_units<Convert::f32_to_f8>(task, tables.loops, begin, end, lane);
+        }
         break;
       case Convert::bf16_to_f8:
-        quantise_units<Convert::bf16_to_f8>(task, tables.loops, begin, end, lane);
+        if constexpr (kQuantises) {
+          quantise_units<Convert::bf16_to_f8>(task, tables.loops, begin, end, lane);
+        }
         break;
       case Convert::f16_to_f8:
-        quantise_units<Convert::f16_to_f8>(task, tables.loops, begin, end, lane);
+        if constexpr (kQuantises) {
+          quantise_units<Convert::f16_to_f8>(task, tables.loops, begin, end, lane);
+        }
         break;
     }
   }
@@ -203,7 +211,8 @@ u32 threads_for(u32 count) {
 void load_kernels() {
   cudaFuncAttributes attributes;
   cudaFuncGetAttributes(&attributes, gate_kernel);
-  cudaFuncGetAttributes(&attributes, list_kernel);
+  cudaFuncGetAttributes(&attributes, list_kernel<false>);
+  cudaFuncGetAttributes(&attributes, list_kernel<true>);
   cudaFuncGetAttributes(&attributes, abort_kernel);
 }
 
@@ -220,8 +229,8 @@ void launch_list(const Control& control, DeviceTables tables, ListSlice list, co
   // As many blocks as finish together: no last turn of a few.
   const u64 turns = (wanted + static_cast<u64>(blocks) - 1) / static_cast<u64>(blocks);
   const u64 grid = (wanted + turns - 1) / turns;
-  list_kernel<<<static_cast<u32>(grid), kListThreads, 0, stream>>>(control, tables, list, entry,
-                                                                   exit);
+  const auto kernel = list.quantises ? list_kernel<true> : list_kernel<false>;
+  kernel<<<static_cast<u32>(grid), kListThreads, 0, stream>>>(control, tables, list, entry, exit);
 }
 
 void launch_abort(const u64* const* words, u32 count, u64 mark, cudaStream_t stream) {

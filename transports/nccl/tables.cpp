@@ -93,6 +93,7 @@ ListSlice append_list(std::span<const Placed> regions, Tables& tables) {
     Task task{.source = region.source, .destination = region.destination};
     task.convert = convert_of(copy.source_dtype, copy.destination_dtype);
     task.scales = region.scales;
+    slice.quantises = slice.quantises || copy.quantises();
     const auto source_item = static_cast<std::int64_t>(copy.source_item_bytes());
     const auto item = static_cast<std::int64_t>(copy.destination_item_bytes());
     const std::size_t inner = row_dimensions(copy);
@@ -113,9 +114,10 @@ ListSlice append_list(std::span<const Placed> regions, Tables& tables) {
       steps |= magnitude(loop.destination_step);
       tables.loops.push_back(loop);
     }
+    const std::uint64_t unit = copy.quantises() ? kQuantiseUnit : kCastUnit;
     task.row_units = task.convert == Convert::none
                          ? segments_of(task.destination, task.row_bytes, steps)
-                         : (row + kCastUnit - 1) / kCastUnit;
+                         : (row + unit - 1) / unit;
     task.first_tile = slice.tiles;
     const std::uint64_t units = checked_mul_bytes(task.rows, task.row_units);
     slice.tiles += units / kTileUnits + (units % kTileUnits != 0 ? 1 : 0);

@@ -35,8 +35,8 @@ struct Loop {
 };
 
 /// Rows of contiguous bytes between two addresses. A row is cut into units: 16-byte segments of the
-/// destination, or kCastUnit elements of a cast. All elements of a row have one scale. Tiles of
-/// kTileUnits units are dealt to warps.
+/// destination, kCastUnit elements of a cast, or kQuantiseUnit of a task that quantises. All
+/// elements of a row have one scale. Tiles of kTileUnits units are dealt to warps.
 struct Task {
   std::uint64_t source = 0;
   std::uint64_t destination = 0;
@@ -52,12 +52,14 @@ struct Task {
 
 constexpr std::uint64_t kTileUnits = 256;
 constexpr std::uint64_t kCastUnit = 8;
+constexpr std::uint64_t kQuantiseUnit = 16;
 
 /// A list in the tables: tasks [begin, begin + count), dealt out as @p tiles tiles.
 struct ListSlice {
   std::uint64_t begin = 0;
   std::uint64_t count = 0;
   std::uint64_t tiles = 0;
+  bool quantises = false;  ///< Some of them.
 };
 
 /// A flag of the own control block that must reach round * stride + add.
