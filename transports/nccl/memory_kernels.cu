@@ -316,6 +316,26 @@ __device__ u32 largest_of(u32 word) {
   }
 }
 
+template <class Word>
+__device__ u32 largest_of(const uint4& words) {
+  return max(max(largest_of<Word>(words.x), largest_of<Word>(words.y)),
+             max(largest_of<Word>(words.z), largest_of<Word>(words.w)));
+}
+
+/// The same of rows at a pitch, of @p row_units segments each: several loads under way.
+template <class Word>
+__device__ u32 largest_of_rows(u64 data, i64 pitch, u32 row_units, u32 units) {
+  u32 largest = 0;
+#pragma unroll 8
+  for (u32 unit = threadIdx.x; unit < units; unit += kThreads) {
+    const u32 row = unit / row_units;
+    const u64 address = data + static_cast<u64>(static_cast<i64>(row) * pitch) +
+                        static_cast<u64>(unit - row * row_units) * 16;
+    largest = max(largest, largest_of<Word>(*reinterpret_cast<const uint4*>(address)));
+  }
+  return largest;
+}
+
 /// The largest magnitude, as bits, that this thread finds in its share of a block.
 template <class Word>
 __device__ u32 largest_bits(const ScaleTask& task, const BlockPlace& block) {
@@ -332,6 +352,10 @@ __device__ u32 largest_bits(const ScaleTask& task, const BlockPlace& block) {
   const u64 width = wide ? kWide : 1;
   const u64 units_of_row = row / width;
   const u64 units = rows * units_of_row;
+  if (wide && inner > 0 && rows == block.extents[inner - 1] && units <= INT32_MAX) {
+    return largest_of_rows<Word>(block.data, task.steps[inner - 1], static_cast<u32>(units_of_row),
+                                 static_cast<u32>(units));
+  }
   u32 largest = 0;
   for (u64 unit = threadIdx.x; unit < units; unit += blockDim.x) {
     u64 k = quotient(unit, units_of_row);
@@ -346,10 +370,7 @@ __device__ u32 largest_bits(const ScaleTask& task, const BlockPlace& block) {
       k = next;
     }
     if (wide) {
-      const uint4 words = *reinterpret_cast<const uint4*>(address);
-      largest = max(max(largest, largest_of<Word>(words.x)),
-                    max(largest_of<Word>(words.y),
-                        max(largest_of<Word>(words.z), largest_of<Word>(words.w))));
+      largest = max(largest, largest_of<Word>(*reinterpret_cast<const uint4*>(address)));
     } else {
       largest = max(largest, largest_of<Word>(load_word<Word>(address)));
     }
