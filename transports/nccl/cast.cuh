@@ -80,16 +80,18 @@ __device__ inline float value_of(Convert convert, u32 bits) {
 }
 
 /// Whether no step of divide() by @p scale leaves the normal numbers where it counts.
-__device__ inline bool is_plain(float scale) { return scale > 0x1p-80f && scale < 0x1p80f; }
+__device__ inline bool is_plain(float scale) { return scale > 0x1p-80f && scale < 0x1p121f; }
 
-/// __fdiv_rn(value, scale), up to what is an element of 0 or NaN either way: the first quotient is
-/// corrected twice by its remainder, which is exact (Markstein, IBM J. Res. Dev. 34, 1990).
+/// __fdiv_rn(value, scale): the first quotient is corrected twice by its remainder, which is exact
+/// (Markstein, IBM J. Res. Dev. 34, 1990). Where the first is so small that the element is 0, or so
+/// large that it is 448 or NaN, it stays; the sign is right.
 /// @param inverse  __frcp_rn(scale). @pre is_plain(scale).
 __device__ inline float divide(float value, float scale, float inverse) {
   const float first = __fmul_rn(value, inverse);
   const float second = __fmaf_rn(__fmaf_rn(-first, scale, value), inverse, first);
   const float third = __fmaf_rn(__fmaf_rn(-second, scale, value), inverse, second);
-  return fabsf(first) < 0x1p100f ? third : first;  // an infinity has no remainder
+  const float size = fabsf(first);
+  return size > 0x1p-12f && size < 0x1p100f ? third : first;
 }
 
 /// Elements of @p low and, in the byte above, of @p high, as f8_of_f32() has them.
