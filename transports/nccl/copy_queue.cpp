@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <deque>
+#include <optional>
 #include <vector>
 
 #include "core/api/memory.hpp"
 #include "core/error.hpp"
 #include "transports/nccl/device.hpp"
+#include "transports/nccl/engine.hpp"
 #include "transports/nccl/kernels.hpp"
 #include "transports/nccl/tables.hpp"
 
@@ -32,7 +34,8 @@ struct QueuedList {
   std::size_t lane = 0;
   std::vector<Placed> regions = {};  ///< Until compile(), and for plain copies.
   ListSlice slice = {};
-  std::uint64_t staged_bytes = 0;  ///< Extent in the staging.
+  std::optional<EngineBatch> engine = {};  ///< Beside the slice, of a list within.
+  std::uint64_t staged_bytes = 0;          ///< Extent in the staging.
   CopyQueue::List host_list = 0;
 };
 
@@ -62,6 +65,8 @@ class CudaCopyQueue final : public CopyQueue {
       check(cudaStreamCreateWithPriority(&lane.stream, cudaStreamNonBlocking, greatest),
             "create a stream");
     }
+    engine_.emplace();
+    engine_done_.emplace();
     control_memory_ = DeviceMemory(sizeof(ControlHead));
     control_.head = reinterpret_cast<ControlHead*>(control_memory_.data());
   }
@@ -115,7 +120,13 @@ class CudaCopyQueue final : public CopyQueue {
       if (list.way != QueuedList::Way::kernel) {
         continue;
       }
-      if (!list.within) {
+      if (list.within) {
+        Division division = divide(std::move(list.regions), EngineModel{});
+        if (!division.engine.empty()) {
+          list.engine.emplace(division.engine, false);
+        }
+        list.regions = std::move(division.list);
+      } else {
         const auto base = reinterpret_cast<std::uint64_t>(scratch_of(list));
         for (Placed& region : list.regions) {
           (list.pack ? region.destination : region.source) += base;
@@ -142,7 +153,7 @@ class CudaCopyQueue final : public CopyQueue {
   }
 
   Ticket run(List number, std::byte* staging) override {
-    const QueuedList& list = lists_.at(number);
+    QueuedList& list = lists_.at(number);
     if (list.way == QueuedList::Way::host) {
       host_->run(list.host_list, staging);
       return 0;
@@ -153,6 +164,11 @@ class CudaCopyQueue final : public CopyQueue {
       queue_plain(list, staging, lane.stream);
     } else {
       queue_kernel(list, staging, lane.stream);
+    }
+    if (list.engine) {
+      list.engine->queue(*engine_);
+      engine_done_->record(*engine_);
+      engine_done_->hold(lane.stream);
     }
     check(cudaGetLastError(), "copy a list of regions");
     return lane.mark() * kLanes + list.lane;
@@ -246,8 +262,8 @@ class CudaCopyQueue final : public CopyQueue {
         bytes += region.bytes();
         runs = runs && is_run_of_bytes(region);
       }
-      const bool plain =
-          runs && (list.regions.size() <= 1 || bytes / list.regions.size() >= kPlainBytes);
+      const bool plain = !list.within && runs &&
+                         (list.regions.size() <= 1 || bytes / list.regions.size() >= kPlainBytes);
       list.way = plain ? QueuedList::Way::plain : QueuedList::Way::kernel;
     }
     list.lane = lists_.size() % kLanes;
@@ -260,10 +276,8 @@ class CudaCopyQueue final : public CopyQueue {
   }
 
   static void queue_plain(const QueuedList& list, std::byte* staging, cudaStream_t stream) {
-    const cudaMemcpyKind kind = list.within ? cudaMemcpyDeviceToDevice
-                                : list.pack ? cudaMemcpyDeviceToHost
-                                            : cudaMemcpyHostToDevice;
-    const auto base = list.within ? 0 : reinterpret_cast<std::uint64_t>(staging);
+    const cudaMemcpyKind kind = list.pack ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice;
+    const auto base = reinterpret_cast<std::uint64_t>(staging);
     for (const Placed& region : list.regions) {
       const std::uint64_t source = region.source + (list.pack ? 0 : base);
       const std::uint64_t destination = region.destination + (list.pack ? base : 0);
@@ -279,7 +293,9 @@ class CudaCopyQueue final : public CopyQueue {
       check(cudaMemcpyAsync(scratch, staging, list.staged_bytes, cudaMemcpyHostToDevice, stream),
             "write device memory");
     }
-    launch_list(control_, tables_, list.slice, {}, {}, processors_, stream);
+    if (list.slice.count > 0) {
+      launch_list(control_, tables_, list.slice, {}, {}, processors_, stream);
+    }
     if (list.pack) {
       check(cudaMemcpyAsync(staging, scratch, list.staged_bytes, cudaMemcpyDeviceToHost, stream),
             "read device memory");
@@ -288,6 +304,8 @@ class CudaCopyQueue final : public CopyQueue {
 
   int device_;
   int processors_ = 1;
+  std::optional<Stream> engine_;
+  std::optional<Event> engine_done_;
   std::array<Lane, kLanes> lanes_;
   DeviceMemory control_memory_;
   Control control_;

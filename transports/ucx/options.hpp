@@ -36,8 +36,9 @@ struct UcxOptions {
   /// The same where one of the two has its memory on a device.
   std::uint64_t device_slot_bytes = 4 << 20;
   std::uint64_t device_ring_bytes = 64 << 20;
-  /// Rows from here on UCX puts from device to device, where it can; the rest a kernel writes.
-  std::uint64_t device_put_bytes = 256 << 10;
+  /// Rows from here on UCX puts from device to device, where it can; the rest is written into the
+  /// memory that it has mapped. As it is: all.
+  std::uint64_t device_put_bytes = 1ULL << 60;
   bool slow_lanes = false;  ///< Device memory may travel over TCP ("allow", else "refuse").
   ErrorChoice errors = ErrorChoice::automatic;
   std::string tls;          ///< UCX_TLS: transports that UCX may take; empty: its own choice.
