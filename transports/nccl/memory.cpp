@@ -5,24 +5,20 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <vector>
 
 #include "core/error.hpp"
 #include "core/tensor/blocks.hpp"
-#include "transports/nccl/arena.hpp"
 #include "transports/nccl/copy_queue.hpp"
 #include "transports/nccl/device.hpp"
+#include "transports/nccl/lane.hpp"
+#include "transports/nccl/memory_arena.hpp"
 #include "transports/nccl/tables.hpp"
 #include "transports/nccl/values.hpp"
-#include "transports/nccl/window.hpp"
 
 namespace m2n::nccl {
 namespace {
 
-/// Of a region that is staged between a device and the host at a time, and of the tables of digests
-/// that are taken at a time.
-constexpr std::uint64_t kScratchBytes = 32 << 20;
 constexpr std::uint64_t kDigestsAtOnce = 1 << 16;
 /// Boxes that are changed or compared before the host waits for them.
 constexpr std::uint64_t kBoxesAtOnce = 1 << 16;
@@ -30,111 +26,6 @@ static_assert(kBoxesAtOnce * sizeof(WrongWords) <= kScratchBytes);
 static_assert(kDigestsAtOnce * (sizeof(DigestTask) + sizeof(std::uint64_t)) <= kScratchBytes);
 
 constexpr std::uint64_t kScaleTasksAtOnce = kScratchBytes / sizeof(ScaleTask);
-
-/// A stream and scratch memory of a device, and whoever uses them. The stream goes before others,
-/// which gives it a hardware queue apart from the streams of rounds: those may wait for a rank that
-/// is busy here.
-class Lane {
- public:
-  explicit Lane(int device) : device_(device) {
-    const DeviceGuard guard(device);
-    int least = 0;
-    int greatest = 0;
-    check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "ask for priorities of streams");
-    check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest),
-          "create a stream");
-    load_memory_kernels();
-    scratch_ = DeviceMemory(kScratchBytes);
-  }
-
-  cudaStream_t stream() const { return stream_; }
-  std::byte* scratch() const { return scratch_.data(); }
-  int device() const { return device_; }
-  std::mutex& mutex() { return mutex_; }
-
-  void finish(const char* doing) const {
-    check(cudaGetLastError(), doing);
-    check(cudaStreamSynchronize(stream_), doing);
-  }
-
- private:
-  int device_;
-  cudaStream_t stream_ = nullptr;
-  DeviceMemory scratch_;
-  std::mutex mutex_;
-};
-
-/// Lanes live as long as the process: CUDA may be gone before its last objects.
-Lane& lane_of(int device) {
-  static std::mutex mutex;
-  static auto& lanes = *new std::map<int, Lane>;
-  const std::lock_guard lock(mutex);
-  return lanes.try_emplace(device, device).first->second;
-}
-
-/// A lane to oneself, its device current.
-class Turn {
- public:
-  explicit Turn(int device) : lane_(lane_of(device)), guard_(device), lock_(lane_.mutex()) {}
-  const Lane* operator->() const { return &lane_; }
-  const Lane& operator*() const { return lane_; }
-
- private:
-  Lane& lane_;
-  DeviceGuard guard_;
-  std::lock_guard<std::mutex> lock_;
-};
-
-/// Device memory in the form that other ranks can map: a window where ranks may have windows of
-/// different sizes, as weights do, and plain memory, for CUDA IPC, elsewhere.
-class CudaArena final : public Arena {
- public:
-  CudaArena(int device, std::uint64_t bytes) : device_(device), bytes_(bytes) {
-    if (windows_exist() && window_sizes_may_differ()) {
-      window_ = std::make_unique<DeviceArena>(device, bytes);
-      data_ = window_->data();
-    } else if (bytes > 0) {
-      const DeviceGuard guard(device);
-      void* data = nullptr;
-      const cudaError_t result = cudaMalloc(&data, bytes);
-      if (result == cudaErrorMemoryAllocation) {
-        cudaGetLastError();
-        throw Error(Errc::unavailable, "no " + std::to_string(bytes) + " bytes left on device " +
-                                           std::to_string(device));
-      }
-      check(result, "allocate device memory");
-      data_ = static_cast<std::byte*>(data);
-      plain_.reset(data);
-    }
-    if (bytes > 0) {
-      const Turn turn(device);
-      check(cudaMemsetAsync(data_, 0, bytes, turn->stream()), "zero an arena");
-      turn->finish("zero an arena");
-    }
-  }
-  LocalBuffer take(std::uint64_t bytes, std::uint64_t align) override {
-    const std::uint64_t begin = used_ + (align - used_ % align) % align;
-    if (begin > bytes_ || bytes > bytes_ - begin) {
-      throw Error(Errc::bad_argument, std::to_string(bytes) + " bytes of an arena that has " +
-                                          std::to_string(bytes_ - used_) + " left of " +
-                                          std::to_string(bytes_));
-    }
-    used_ = begin + bytes;
-    return {data_ + begin, bytes, MemorySpace::device, device_};
-  }
-
- private:
-  struct Free {
-    void operator()(void* data) const noexcept { cudaFree(data); }
-  };
-
-  int device_;
-  std::uint64_t bytes_;
-  std::uint64_t used_ = 0;
-  std::byte* data_ = nullptr;
-  std::unique_ptr<DeviceArena> window_;
-  std::unique_ptr<void, Free> plain_;
-};
 
 /// Between device addresses.
 void queue_copy(const CopyView& view, const Lane& lane) {
@@ -259,7 +150,7 @@ class CudaMemory final : public Memory {
   }
 
   std::unique_ptr<Arena> reserve(std::uint64_t bytes, int device) const override {
-    return std::make_unique<CudaArena>(device, bytes);
+    return reserve_arena(device, bytes);
   }
 
   std::uint64_t free_bytes(int device) const override {
