@@ -325,7 +325,7 @@ class PagedTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<const Memory> make_paged_memory() { return std::make_unique<PagedMemory>(); }
+std::unique_ptr<const m2n::Memory> make_paged_memory() { return std::make_unique<PagedMemory>(); }
 
 std::uint64_t paged_bytes() { return held_bytes; }
 std::uint64_t pinned_bytes() { return pinned; }

@@ -16,7 +16,7 @@ namespace m2n::testing {
 
 /// Two devices of host pages, mapped twice: at the addresses that are handed out, where every
 /// access is forbidden, and at others, which only this memory knows.
-std::unique_ptr<const Memory> make_paged_memory();
+std::unique_ptr<const m2n::Memory> make_paged_memory();
 
 /// Bytes that arenas of paged memory hold now.
 std::uint64_t paged_bytes();
