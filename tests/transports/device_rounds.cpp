@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "core/api/builtin.hpp"
+#include "core/api/scales.hpp"
 
 namespace m2n::testing {
 namespace {
@@ -24,6 +25,11 @@ LentMemory::LentMemory(const PlacedProblem& placed, Rank rank, OnDevice which, i
       bytes += buffer.size() + kRoom;
     }
   }
+  std::vector<LocalBuffer> weights;
+  for (HostBytes& buffer : memory_.source) {
+    weights.push_back(host_buffer(buffer.data(), buffer.size()));
+  }
+  compute_scales(placed.problem, rank, weights);
   const Memory& on_device = memory_of(MemorySpace::device);
   arena_ = on_device.reserve(bytes, device);
   for (auto* side : {&memory_.source, &memory_.destination}) {
@@ -74,7 +80,6 @@ std::set<std::string> move_random_problems(Group& group, Transport& transport, i
     PlacedLimits limits;
     limits.ranks = group.size();
     limits.elements = i % 3 == 0 ? 20'000 : 160;
-    limits.quantised = false;  // scales are not there yet
     const PlacedProblem placed = placed_problem(random, limits);
     const Plan plan = registries.planners.create(planners[i % planners.size()], {})
                           ->plan(placed.problem, Topology::single_island(group.size()));

@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "core/tensor/cast.hpp"
 #include "tests/support/placed_problem.hpp"
 
 namespace m2n::testing {
@@ -50,23 +49,24 @@ void for_each_place(const PlacedProblem& placed, Role role, Rank rank, const Put
 inline PlacedMemory placed_memory(const PlacedProblem& placed, Rank rank) {
   PlacedMemory memory{placed_buffers(placed.problem, Role::source, rank),
                       placed_buffers(placed.problem, Role::destination, rank)};
-  for_each_place(
-      placed, Role::source, rank, [&](std::size_t buffer, const Place& place, const Parameter& p) {
-        const std::uint64_t bits = test_bits(p.source_dtype(), place.parameter, place.flat);
-        std::memcpy(memory.source[buffer].data() + place.offset_bytes, &bits,
-                    bytes_of(p.source_dtype()));
-      });
+  const TestValues values(placed.problem);
+  for_each_place(placed, Role::source, rank,
+                 [&](std::size_t buffer, const Place& place, const Parameter& p) {
+                   const std::uint64_t bits = values.source(place.parameter, place.flat);
+                   std::memcpy(memory.source[buffer].data() + place.offset_bytes, &bits,
+                               bytes_of(p.source_dtype()));
+                 });
   return memory;
 }
 
 inline std::vector<HostBytes> placed_expectation(const PlacedProblem& placed, Rank rank) {
   std::vector<HostBytes> out = placed_buffers(placed.problem, Role::destination, rank);
+  const TestValues values(placed.problem);
   for_each_place(placed, Role::destination, rank,
                  [&](std::size_t buffer, const Place& place, const Parameter& p) {
-                   const std::uint64_t bits =
-                       test_bits(p.source_dtype(), place.parameter, place.flat);
-                   cast_elements(p.source_dtype(), reinterpret_cast<const std::byte*>(&bits),
-                                 p.destination_dtype(), out[buffer].data() + place.offset_bytes, 1);
+                   const std::uint64_t bits = values.destination(place.parameter, place.flat);
+                   std::memcpy(out[buffer].data() + place.offset_bytes, &bits,
+                               bytes_of(p.destination_dtype()));
                  });
   return out;
 }
