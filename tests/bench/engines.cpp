@@ -141,6 +141,15 @@ void bench_init() {
       *std::max_element(round_seconds.begin(), round_seconds.end()));
 }
 
+/// What a launch printed; ends the program when it failed.
+boost::json::object figures_of(const testing::Outcome& outcome) {
+  if (outcome.status != 0) {
+    std::fputs(outcome.err.c_str(), stderr);
+    std::exit(1);
+  }
+  return boost::json::parse(outcome.out).as_object();
+}
+
 void bench_round() {
   const testing::TemporaryFolder folder;
   std::ofstream(folder.path() / "p.json") << R"json({"parameters": [
@@ -151,11 +160,7 @@ void bench_round() {
       testing::run_program({M2N_PROGRAM, "launch", "--problem", "p.json", "--rounds", "200",
                             "--json", "--log", "off", "--job.change", "0", "--run.verify", "0"},
                            folder.path());
-  if (outcome.status != 0) {
-    std::fputs(outcome.err.c_str(), stderr);
-    std::exit(1);
-  }
-  const boost::json::object found = boost::json::parse(outcome.out).as_object();
+  const boost::json::object found = figures_of(outcome);
   const auto ms = [&](const char* key) { return found.at(key).to_number<double>() * 1e3; };
   std::printf(
       "{\"bench\":\"engine round\",\"trainers\":4,\"workers\":2,\"rounds\":200,"
@@ -194,11 +199,7 @@ void bench_parameters(int ranks) {
                                                          "--run.verify",
                                                          "0"},
                                                         folder.path());
-  if (outcome.status != 0) {
-    std::fputs(outcome.err.c_str(), stderr);
-    std::exit(1);
-  }
-  const boost::json::object found = boost::json::parse(outcome.out).as_object();
+  const boost::json::object found = figures_of(outcome);
   const auto ms = [&](const char* key) { return found.at(key).to_number<double>() * 1e3; };
   std::printf(
       "{\"bench\":\"engine parameters\",\"trainers\":%d,\"workers\":%d,\"parameters\":18867,"

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "transports/nccl/copy.cuh"
+#include "transports/nccl/quantise.cuh"
 
 namespace m2n::nccl {
 namespace {
@@ -113,6 +114,25 @@ __global__ void gate_kernel(Control control, Entry entry, Exit exit) {
   if (enter(control, entry, begun)) {
     leave(control, exit, begun.round, own);
   }
+}
+
+/// The task of @p tile, at or after task @p at. All lanes of a warp together.
+__device__ u64 find_task(const Task* __restrict__ tasks, u64 count, u64 at, u64 tile, u32 lane) {
+  // Lists are walked forward: a few tasks ahead first, then the rest.
+  constexpr u64 kAhead = 8;
+  u64 low = at + lane * kAhead;
+  const u32 near = __ballot_sync(~0u, low < count && tasks[low].first_tile <= tile);
+  const u32 steps = 31 - __clz(static_cast<int>(near));
+  low = at + steps * kAhead;
+  u64 high = steps == kWarp - 1 ? count : min(low + kAhead, count);
+  while (high - low > 1) {
+    const u64 step = (high - low + kWarp - 1) / kWarp;
+    const u64 probe = low + lane * step;
+    const u32 before = __ballot_sync(~0u, probe < high && tasks[probe].first_tile <= tile);
+    low += static_cast<u64>(31 - __clz(static_cast<int>(before))) * step;
+    high = min(low + step, high);
+  }
+  return low;
 }
 
 /// @tparam kQuantises  Whether tasks of the list may: that takes registers from the others.

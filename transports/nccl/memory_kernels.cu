@@ -183,13 +183,14 @@ __device__ u64 digest_of(const DigestTask& task, u64 begin, u64 end) {
   }
 }
 
-/// The last task that begins at or before @p chunk.
-__device__ u64 task_of(const DigestTask* __restrict__ tasks, u64 count, u64 chunk) {
+/// The last of @p count tasks whose @p first is not above @p at.
+template <class Task>
+__device__ u64 task_of(const Task* __restrict__ tasks, u64 count, u64 Task::*first, u64 at) {
   u64 low = 0;
   u64 high = count;
   while (high - low > 1) {
     const u64 middle = low + (high - low) / 2;
-    (tasks[middle].first_chunk <= chunk ? low : high) = middle;
+    (tasks[middle].*first <= at ? low : high) = middle;
   }
   return low;
 }
@@ -203,7 +204,7 @@ __global__ void digests_kernel(const DigestTask* __restrict__ tasks, u64 count, 
   for (u64 chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
     __syncthreads();  // nobody reads the last one any more
     if (threadIdx.x == 0) {
-      number = task_of(tasks, count, chunk);
+      number = task_of(tasks, count, &DigestTask::first_chunk, chunk);
       task = tasks[number];
     }
     __syncthreads();
@@ -271,17 +272,6 @@ __global__ void copy_kernel(CopyView copy) {
       store_word(destination, static_cast<u16>(out));
     }
   }
-}
-
-/// The last of @p count tasks that begins at or before @p scale.
-__device__ u64 task_of(const ScaleTask* __restrict__ tasks, u64 count, u64 scale) {
-  u64 low = 0;
-  u64 high = count;
-  while (high - low > 1) {
-    const u64 middle = low + (high - low) / 2;
-    (tasks[middle].first_scale <= scale ? low : high) = middle;
-  }
-  return low;
 }
 
 /// A block of elements: where it begins, and its extents.
@@ -391,7 +381,7 @@ __global__ void block_scales_kernel(const ScaleTask* __restrict__ tasks, u64 cou
     __syncthreads();  // nobody reads what the last one has shared any more
     if (scale >= task_end) {
       if (threadIdx.x == 0) {
-        const u64 number = task_of(tasks, count, scale);
+        const u64 number = task_of(tasks, count, &ScaleTask::first_scale, scale);
         task = tasks[number];
         next_task = number + 1 < count ? tasks[number + 1].first_scale : scales;
       }

@@ -225,7 +225,7 @@ void UcxSession::receive_chunk(Neighbor& neighbor, const Header& header,
   ++neighbor.chunks_done[neighbor.in->packed.stage_of(header.value)];
 }
 
-void UcxSession::Moved::add_to(PeerTraffic& traffic, Clock::time_point start) const {
+void Moved::add_to(PeerTraffic& traffic, Clock::time_point start) const {
   if (first_) {  // fmin() and fmax() take a number before a NaN
     const auto since = [&](Clock::time_point at) {
       return std::chrono::duration<double>(at - start).count();
